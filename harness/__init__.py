@@ -1,0 +1,3 @@
+"""llm-decode-harness: how far is one decode from the memory wall, and why."""
+
+__version__ = "0.1.0"

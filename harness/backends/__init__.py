@@ -1,0 +1,1 @@
+"""Implementations of one operation each, one file each, found by name: see `registry` and `base`."""

@@ -1,0 +1,100 @@
+"""What a backend is: one implementation of one operation, in one file, found by name.
+
+A backend answers four questions. Can it do this problem here (`supports`)? What does it need done once to a layer's
+weight (`prepare`)? What will one call move (`read_bytes`)? And: a launch, please (`bind`).
+
+`bind` stands where other code has `__call__`. A decode step makes the same calls on the same buffers some hundred
+times a second, so everything that does not change is resolved once: the result of `bind` takes no arguments, and a
+decode step is a list of such launches. That list is what a CUDA graph captures on a GPU, and what a loop of a few
+hundred nanoseconds an entry runs on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import AttentionProblem, LinearProblem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.cpu_pool import CpuPool
+
+Launch = Callable[[], None]
+"""Runs one operation on buffers that were fixed when it was bound."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """Yes, or why not and what to do about it."""
+
+    ok: bool
+    why: str = ""
+    mend: str = ""
+
+    @classmethod
+    def yes(cls) -> Support:
+        return cls(True)
+
+    @classmethod
+    def no(cls, why: str, mend: str) -> Support:
+        return cls(False, why, mend)
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where launches run: the device, and on a CPU the threads that play the stream."""
+
+    device: DeviceInfo
+    pool: CpuPool | None = None
+    """None on a GPU, where launches go to torch's current stream."""
+
+
+class LinearBackend(Protocol):
+    """out = x @ weight^T + bias."""
+
+    name: ClassVar[str]
+    """Set by the registry's decorator."""
+    contest_legal: ClassVar[bool]
+    """Leaves weights as loaded: no re-layout, no conversion, no shadow copy."""
+
+    def __init__(self, executor: Executor) -> None: ...
+
+    @staticmethod
+    def supports(problem: LinearProblem, device: DeviceInfo) -> Support: ...
+
+    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> Any:
+        """Once a layer; weight is [n, k], bias [n]. Its time and memory are reported apart from the calls'."""
+
+    def read_bytes(self, packed: Any, m: int) -> int:
+        """Bytes that one call reads from memory, whatever its name promises."""
+
+    def bind(self, x: Tensor, packed: Any, out: Tensor) -> Launch:
+        """x is [m, k]; out is [m, n] and may have a row stride above n; both keep their addresses."""
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of m new queries over the filled places of a contiguous cache, scaled by head_dim^-0.5."""
+
+    name: ClassVar[str]
+    contest_legal: ClassVar[bool]
+
+    def __init__(self, executor: Executor) -> None: ...
+
+    @staticmethod
+    def supports(problem: AttentionProblem, device: DeviceInfo) -> Support: ...
+
+    def read_bytes(self, problem: AttentionProblem, context: int) -> int:
+        """Bytes of cache that one call reads when `context` places are filled."""
+
+    def bind(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Tensor, problem: AttentionProblem
+    ) -> Launch:
+        """q and out are [m, num_heads, head_dim]; the caches are [num_kv_heads, max_context, head_dim].
+
+        `context` is one int64: the filled places, the m new ones included. It is read when the launch runs, since it
+        grows with every step while the addresses stay.
+        """

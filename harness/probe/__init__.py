@@ -1,0 +1,1 @@
+"""The roof: how fast this machine can read memory, proven by a checksum."""

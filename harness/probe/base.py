@@ -1,0 +1,23 @@
+"""What a probe gives: the denominators of every verdict."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from harness.specs.record import ProbeReading, ProbeReport
+
+
+class Probe(Protocol):
+    """A verified reader of the device's memory."""
+
+    def survey(self, working_set_bytes: int | None) -> ProbeReport:
+        """Once a run, before the engine is measured: finds the best reader over a sweep, and measures copy, write,
+        the curve over threads and the peak of matrix products.
+
+        working_set_bytes: bytes that one step of the engine reads, for the probe at that size; None when unknown.
+        """
+
+    def read(self) -> ProbeReading:
+        """A brief reading with the best reader: before, between and after repeats. survey() must have run."""
+
+    def close(self) -> None: ...

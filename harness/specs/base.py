@@ -1,0 +1,14 @@
+"""The base of everything that is written down."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Frozen(BaseModel):
+    """Immutable, and strict about its keys; field docstrings become the JSON schema (`harness schema`).
+
+    NaN and infinity are refused: a missing figure is null, and nothing else means "not known".
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
+    )

@@ -1,0 +1,48 @@
+"""One call of an operation, as frozen data: what a backend is asked whether it can do, and how fast.
+
+A problem knows its arithmetic (one multiply-add is 2 FLOP) and not its bytes: those are the backend's to declare,
+because a backend that keeps a second copy, or still reads bf16 behind a quantized name, moves other bytes.
+"""
+
+from pydantic import PositiveInt
+
+from harness.specs.base import Frozen
+
+
+class LinearProblem(Frozen):
+    """out[m, n] = x[m, k] @ weight[n, k]^T (+ bias[n])."""
+
+    m: PositiveInt
+    """Rows of x: 1 in a single-request decode step, the chunk's length in prefill."""
+    n: PositiveInt
+    """Output features."""
+    k: PositiveInt
+    """Input features."""
+    dtype: str
+    """Of x, weight and out, as safetensors names it."""
+    bias: bool = False
+
+    @property
+    def flop(self) -> int:
+        """2 m n k: the bias's adds are left out, as every published figure does."""
+        return 2 * self.m * self.n * self.k
+
+
+class AttentionProblem(Frozen):
+    """Causal attention of m new queries over a key/value cache with `max_context` places.
+
+    The queries are the last m of the context; query i sees the context's first (context - m + 1 + i) entries.
+    """
+
+    m: PositiveInt
+    num_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    max_context: PositiveInt
+    """Places in the cache; how many of them are filled changes from step to step."""
+    dtype: str
+
+    def flop(self, context: int) -> int:
+        """QK^T and PV over the visible entries: 4 head_dim FLOP a head and visible pair."""
+        visible = self.m * context - self.m * (self.m - 1) // 2
+        return 4 * self.num_heads * self.head_dim * visible

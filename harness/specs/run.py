@@ -1,0 +1,118 @@
+"""The configuration of one run: `configs/runs/*.yaml`. Every default stands here once."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from harness.specs.base import Frozen
+
+
+class Workload(Frozen):
+    """The request and how often it is made."""
+
+    prompts: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    """Texts; repeats take them in turn. Distinct prompts keep a prefix cache from flattering later repeats."""
+    input_tokens: PositiveInt | None = None
+    """Instead of prompts: random token ids, drawn anew for each repeat."""
+    output_tokens: PositiveInt = 256
+    """Exactly so many with fixed-length, at most so many with natural-stop."""
+    mode: Literal["fixed-length", "natural-stop"] = "fixed-length"
+    """fixed-length ignores the end token; natural-stop ends where the model does."""
+    repeats: PositiveInt = 5
+    warmup_tokens: PositiveInt = 16
+    """Output tokens of the warm-up request, whose prompt no repeat uses."""
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Workload":
+        if (self.prompts is None) == (self.input_tokens is None):
+            raise ValueError("give exactly one of prompts and input_tokens")
+        if self.prompts is not None and not self.prompts:
+            raise ValueError("prompts is empty: give one or more texts, or input_tokens instead")
+        return self
+
+
+class NativeEngine(Frozen):
+    """The harness's own decoder: Llama, Qwen2, Qwen3."""
+
+    kind: Literal["native"]
+    weights: Literal["checkpoint", "synthetic"] = "checkpoint"
+    """synthetic: random weights of the model's shapes, seeded; the speed of the real ones, no meaning."""
+    seed: NonNegativeInt = 0
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Null: as config.json says."""
+    device: str = "auto"
+    """auto, cpu or cuda."""
+    threads: PositiveInt | None = None
+    """CPU: null takes one for each physical core this process may use."""
+    linear: str = "auto"
+    """Backend of the linears: a name from `harness backends`, or auto."""
+    attention: str = "auto"
+    """Backend of the attention: a name from `harness backends`, or auto."""
+    elementwise: str = "auto"
+    """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
+    fuse: bool = True
+    """Query, key and value as one product, gate and up as one: fewer, larger reads."""
+    prefill_chunk: PositiveInt = 512
+    """Prompt tokens a prefill step takes."""
+
+
+class ScriptedEngine(Frozen):
+    """No model at all: scripted step times and probe readings with a known truth, for tests and for trying the CLI."""
+
+    kind: Literal["scripted"]
+    util_frac: PositiveFloat = 0.8
+    """True utilization: floor over step time."""
+    bandwidth_bytes_per_s: PositiveFloat = 25e9
+    bandwidth_drift_frac: float = Field(default=0.0, gt=-0.95)
+    """Change of the machine's bandwidth, for probe and steps alike, from the run's first second to its last."""
+    step_noise_frac: NonNegativeFloat = 0.0
+    """Standard deviation of the logarithm of a step's time."""
+    probe_noise_frac: NonNegativeFloat = 0.0
+    repeat_noise_frac: NonNegativeFloat = 0.0
+    """Noise that a whole repeat shares: what the interval over repeats must cover."""
+    gap_s: NonNegativeFloat = 0.0
+    """Idle time inside each step, as launches or a synchronizing host leave it; comes on top of util_frac."""
+    kv_util_frac: PositiveFloat | None = None
+    """The cache is read at this fraction of the roof, the weights at util_frac."""
+    cache_bytes: PositiveInt = 1 << 20
+    """Last-level cache of the scripted device."""
+    peak_flop_per_s: PositiveFloat = 1e12
+    stop_after: PositiveInt | None = None
+    """Ends the answer early in spite of fixed-length, as some servers do."""
+    explains: bool = True
+    """Whether the engine can say where a step's time goes."""
+    seed: NonNegativeInt = 0
+
+
+class ProbeConfig(Frozen):
+    """How the roof is measured."""
+
+    buffer_bytes: PositiveInt | None = None
+    """Null: four times the last-level cache, as far as memory allows."""
+    survey_s: PositiveFloat = 8.0
+    """Time for the sweep over readers, copy, write and the thread curve."""
+    reading_s: PositiveFloat = 0.4
+    """Length of one bracketing reading."""
+
+
+class Gate(Frozen):
+    """What the run must reach; a miss ends with exit code 1."""
+
+    min_util_frac: PositiveFloat | None = None
+    max_ttft_s: PositiveFloat | None = None
+    max_tpot_s: PositiveFloat | None = None
+    min_throughput_tokens_per_s: PositiveFloat | None = None
+
+
+class RunConfig(Frozen):
+    """One run of `harness bench`."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=64)]
+    """Becomes part of the run folder's name."""
+    model: Annotated[str, Field(min_length=1)]
+    """A known name (configs/models), a folder with a config.json, or a config.json."""
+    engine: Annotated[NativeEngine | ScriptedEngine, Field(discriminator="kind")]
+    workload: Workload
+    probe: ProbeConfig = ProbeConfig()
+    gate: Gate = Gate()

@@ -1,0 +1,44 @@
+"""What one decode step moves and multiplies, as a function of the context (computed by `harness.traffic`)."""
+
+from typing import Literal
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from harness.specs.base import Frozen
+
+
+class DecodeTraffic(Frozen):
+    """Bytes and FLOP of one decode step of a single request.
+
+    A step's context is the number of positions its query attends to, its own included.
+    """
+
+    bytes_source: Literal["logical", "counters"] = "logical"
+    """logical: worked out from shapes; counters: read from the hardware."""
+    tensors_source: Literal["headers", "config"]
+    """Whether the weights' sizes are from safetensors headers or derived from config.json."""
+    weight_read_bytes: PositiveInt
+    """Weights that every step reads: all layers, the final norm, the output head. Resident is not read: no vision
+    tower, no draft head, of the embedding one row."""
+    embedding_row_bytes: PositiveInt
+    """The one row of the input embedding that a step reads, not part of weight_read_bytes."""
+    kv_bytes_per_context_token: NonNegativeInt
+    """Key and value bytes of one position, all layers."""
+    state_read_bytes: NonNegativeInt = 0
+    """Recurrent and convolution state (hybrid models)."""
+    state_write_bytes: NonNegativeInt = 0
+    resident_weight_bytes: PositiveInt
+    """What the weights occupy, read or not."""
+    linear_flop: PositiveInt
+    """All matrix products with weights, output head included: 2 FLOP a multiply-add."""
+    attention_flop_per_context_token: NonNegativeInt
+    """QK^T and PV against one position, all layers."""
+
+    def step_bytes(self, context: int) -> int:
+        """Weights once, the cache up to `context` read, one position written, state read and written."""
+        kv = self.kv_bytes_per_context_token * (context + 1)
+        state = self.state_read_bytes + self.state_write_bytes
+        return self.weight_read_bytes + self.embedding_row_bytes + kv + state
+
+    def step_flop(self, context: int) -> int:
+        return self.linear_flop + self.attention_flop_per_context_token * context

@@ -7,13 +7,14 @@ fast as the test does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.specs.device import DeviceInfo
-from harness.specs.record import EngineReport, Evidence
+from harness.specs.record import EngineReport, Evidence, KernelReadEvent, ProbeReading
 from harness.specs.run import RunConfig
 
 
@@ -41,15 +42,18 @@ class Chunk:
 class Engine(Protocol):
     """A loaded model that answers one request at a time."""
 
-    @property
-    def device(self) -> DeviceInfo: ...
-
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""
 
     def num_prompt_tokens(self, request: Request) -> int: ...
 
     def generate(self, request: Request) -> Iterator[Chunk]: ...
+
+    def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
+        """Verified reads of the engine's largest weight by its own kernels, each beside a probe reading.
+
+        A kernel that reads faster than the probe shows that the probe is not the roof. Nothing where there is none.
+        """
 
     def explain(self, request: Request, num_steps: int) -> Evidence:
         """Where a decode step's time goes, from a separate, instrumented pass; what is not known is null."""
@@ -60,15 +64,20 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class EngineKind(Protocol):
-    """A registered kind of engine: how to open its probe, and then the engine itself.
+class Rig(Protocol):
+    """A registered kind of engine on this machine: its device, the probe of that device, and the engine itself.
 
-    The probe comes first: its buffer is allocated before the engine takes the memory.
+    The probe is opened first: its buffer is allocated before the engine takes the memory.
     """
 
-    @staticmethod
-    def open_probe(config: RunConfig) -> Probe | None:
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None: ...
+
+    @property
+    def device(self) -> DeviceInfo: ...
+
+    def open_probe(self) -> Probe | None:
         """None where this machine can't probe the memory that the engine reads from (a remote server)."""
 
-    @staticmethod
-    def open_engine(config: RunConfig) -> Engine: ...
+    def open_engine(self) -> Engine: ...
+
+    def close(self) -> None: ...

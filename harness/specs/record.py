@@ -4,12 +4,13 @@ Everything measured is an event, one line of `samples.jsonl`, appended as it hap
 `record.json` and can be computed again from the events.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 
 from harness.specs.base import Frozen
 from harness.specs.device import DeviceInfo
+from harness.specs.environment import Environment
 from harness.specs.model import ModelSpec
 from harness.specs.run import RunConfig
 from harness.specs.step import DecodeTraffic
@@ -324,7 +325,7 @@ class RunRecord(Frozen):
     status: Status
     """`running` in the file of a run whose process is gone shows as `interrupted`."""
     config: RunConfig
-    environment: dict[str, Any]
+    environment: Environment
     model: ModelSpec
     device: DeviceInfo | None = None
     traffic: DecodeTraffic | None = None

@@ -1,0 +1,176 @@
+"""The one row that a run comes down to: every figure with its definition's name, and the verdict."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import harness
+from harness.figures import Repeat, Roof, find_roof, finished_repeats, last_evidence, request_figures, utilization
+from harness.roofline import frac
+from harness.specs.device import DeviceInfo
+from harness.specs.model import ModelSpec
+from harness.specs.record import Analysis, EngineReport, Event, Evidence, ProbeReport, RequestFigures
+from harness.specs.run import RunConfig
+from harness.specs.step import DecodeTraffic
+from harness.stats import median, percentile
+from harness.traffic import prefill_flop
+from harness.units import percent
+from harness.verdict import Measured, judge
+
+DRIFT_WORTH_A_WARNING_FRAC = 0.10
+SLOW_FIRST_REPEAT = 1.5
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is known of a run before its events are looked at."""
+
+    run_id: str
+    config: RunConfig
+    model: ModelSpec
+    device: DeviceInfo
+    traffic: DecodeTraffic
+    engine: EngineReport
+    probe: ProbeReport | None
+    datasheet_bytes_per_s: float | None = None
+
+
+def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
+    """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
+    repeats, roof, evidence = finished_repeats(events), find_roof(events), last_evidence(events)
+    requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
+    row = _identity(facts, requests) | _times(requests, repeats) | _work(facts, repeats, roof, evidence)
+    row["warnings"] = tuple(_warnings(facts, requests, roof))
+    return requests, Analysis.model_validate(row)
+
+
+def _identity(facts: RunFacts, requests: Sequence[RequestFigures]) -> dict[str, Any]:
+    kernels = {f"{op.op}.{op.phase}.{op.role}": op.backend for op in facts.engine.ops}
+    return {
+        "run_id": facts.run_id,
+        "name": facts.config.name,
+        "harness_version": harness.__version__,
+        "model": facts.config.model,
+        "precision": facts.engine.dtype,
+        "hardware": facts.device.name,
+        "engine": facts.engine.kind,
+        "kernels": kernels,
+        "num_repeats": len(requests),
+        "input_tokens": _whole(median([r.num_prompt_tokens for r in requests])),
+        "output_tokens": _whole(median([r.num_output_tokens for r in requests])),
+    }
+
+
+def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dict[str, Any]:
+    ttfts = [r.ttft_s for r in requests if r.ttft_s is not None]
+    tpots = [r.tpot_s for r in requests if r.tpot_s is not None]
+    rates = [r.throughput_tokens_per_s for r in requests if r.throughput_tokens_per_s is not None]
+    gaps = [b.time_s - a.time_s for r in repeats for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
+    decode_s = sum(repeat.decode_s for repeat in repeats)
+    total_s = sum(ttfts) + decode_s
+    return {
+        "ttft_s": median(ttfts),
+        "tpot_s": median(tpots),
+        "tpot_p99_s": percentile(tpots, 99),
+        "tpot_spread_s": max(tpots) - min(tpots) if tpots else None,
+        "itl_s": median(gaps),
+        "itl_p99_s": percentile(gaps, 99),
+        "throughput_tokens_per_s": median(rates),
+        "prefill_time_frac": frac(sum(ttfts), total_s),
+        "decode_time_frac": frac(decode_s, total_s),
+    }
+
+
+def _work(facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evidence | None) -> dict[str, Any]:
+    """Bytes, FLOP, walls and the verdict that they lead to."""
+    traffic, device = facts.traffic, facts.device
+    contexts = [context for repeat in repeats for context in repeat.step_contexts()]
+    num_steps, decode_s = len(contexts), sum(repeat.decode_s for repeat in repeats)
+    step_bytes = frac(sum(map(traffic.step_bytes, contexts)), num_steps)
+    step_flop = frac(sum(map(traffic.step_flop, contexts)), num_steps)
+    step_s = frac(decode_s, num_steps)
+    util, interval, method = utilization(repeats, traffic, roof)
+    floor_s = None if util is None or step_s is None else util * step_s
+    peak = facts.probe.peak_flop_per_s.get(facts.engine.dtype) if facts.probe else None
+    verdict = judge(
+        Measured(
+            util_frac=util,
+            interval_frac=interval,
+            roof_read_bytes_per_s=roof.read_bytes_per_s,
+            roof_uncertainty_frac=roof.uncertainty_frac,
+            num_decode_steps=min((repeat.num_decode_steps for repeat in repeats), default=0),
+            working_set_bytes=step_bytes or 0.0,
+            cache_bytes=device.last_level_cache_bytes,
+            mean_floor_s=floor_s,
+            evidence=evidence,
+            fault=_fault(facts.config, repeats),
+        )
+    )
+    prompt = _whole(median([repeat.send.num_prompt_tokens for repeat in repeats]))
+    prefill = prefill_flop(facts.model, prompt) if prompt else None
+    ttft_s = median([repeat.chunks[0].time_s - repeat.send.time_s for repeat in repeats if repeat.chunks])
+    return {
+        **verdict.model_dump(),
+        "util_frac": util,
+        "util_interval_frac": interval,
+        "util_interval_method": method,
+        **traffic.model_dump(include=_TRAFFIC_KEYS),
+        "step_bytes": step_bytes,
+        "step_flop": step_flop,
+        "prefill_flop": prefill,
+        "floor_s": floor_s,
+        "roof_read_bytes_per_s": roof.read_bytes_per_s,
+        "roof_source": roof.source,
+        "probe_read_bytes_per_s": roof.probe_read_bytes_per_s,
+        "probe_drift_frac": roof.drift_frac,
+        "roof_uncertainty_frac": roof.uncertainty_frac,
+        "datasheet_bytes_per_s": facts.datasheet_bytes_per_s,
+        "achieved_bytes_per_s": frac(step_bytes, step_s),
+        "mfu_frac": frac(frac(step_flop, step_s), peak),
+        "prefill_mfu_frac": frac(frac(prefill, ttft_s), peak),
+        "outside_kernels_frac": frac(evidence.outside_kernels_s, evidence.step_s) if evidence else None,
+        "timeline_gaps_s": evidence.timeline_gaps_s if evidence else None,
+    }
+
+
+_TRAFFIC_KEYS = {
+    "bytes_source", "tensors_source", "weight_read_bytes", "embedding_row_bytes", "kv_bytes_per_context_token",
+    "state_read_bytes", "state_write_bytes",
+}  # fmt: skip
+
+
+def _fault(config: RunConfig, repeats: Sequence[Repeat]) -> str | None:
+    """What makes the measurement itself wrong."""
+    if not repeats:
+        return "no request came to its end"
+    wanted = config.workload.output_tokens
+    if config.workload.mode == "fixed-length":
+        for repeat in repeats:
+            if repeat.num_tokens != wanted:
+                return f"repeat {repeat.send.repeat} gave {repeat.num_tokens} tokens instead of the fixed {wanted}"
+    return None
+
+
+def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -> list[str]:
+    """What a reader should know beside the figures; none of it changes them."""
+    warnings = []
+    if roof.drift_frac is not None and abs(roof.drift_frac) > DRIFT_WORTH_A_WARNING_FRAC:
+        warnings.append(f"the probe moved by {percent(roof.drift_frac)} from the first reading to the last")
+    if facts.probe is not None and facts.probe.method == "torch-reduction":
+        warnings.append("no compiler: the roof is a torch reduction's, so utilization may read too high")
+    tpots = [r.tpot_s for r in requests if r.tpot_s is not None]
+    others = median(tpots[1:])
+    if others is not None and tpots[0] > SLOW_FIRST_REPEAT * others:
+        warnings.append(f"repeat 0 took {tpots[0] / others:.1f} times the others' TPOT: raise workload.warmup_tokens")
+    if facts.device.last_level_cache_bytes is None:
+        warnings.append("the size of the last-level cache is not known: cache residency was not checked")
+    warnings += [
+        f"{op.op} {op.role} ({op.phase}): {op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
+        for op in facts.engine.ops
+        if op.fallback_from
+    ]
+    return warnings
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -1,0 +1,68 @@
+"""`harness runs list|show|compare|recompute`: what earlier runs left behind."""
+
+from typing import Annotated
+
+import typer
+
+from harness.cli.options import Format, FormatOption, RunsDirOption
+
+app = typer.Typer(help="Look at earlier runs.", no_args_is_help=True)
+RunArgument = Annotated[str, typer.Argument(help="A run's folder, its id, or a part of its id that no other run has.")]
+
+
+@app.command("list")
+def list_(runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
+    """Every run, oldest first; a killed one shows as interrupted."""
+    from harness.cli.render import show
+    from harness.records import runs_dir as resolve
+    from harness.report.runs import run_rows
+
+    show(run_rows(resolve(runs_dir)), format)
+
+
+@app.command()
+def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
+    """One run's record."""
+    from harness.cli.bench import analysis_lines
+    from harness.cli.render import show_object
+    from harness.records import find_run, load_record
+    from harness.records import runs_dir as resolve
+
+    folder = find_run(resolve(runs_dir), run)
+    record = load_record(folder)
+    lines = [("status", record.status)]
+    if record.failure is not None:
+        lines += [("failure", record.failure.what), ("mend", record.failure.mend)]
+    if record.analysis is not None:
+        lines += analysis_lines(record.analysis)
+    show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Two or more runs.")],
+    runs_dir: RunsDirOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Runs side by side, with what differs between their configurations and surroundings."""
+    from harness.cli.render import show
+    from harness.records import find_run, load_record
+    from harness.records import runs_dir as resolve
+    from harness.report.runs import comparison_rows
+
+    parent = resolve(runs_dir)
+    show(comparison_rows([load_record(find_run(parent, run)) for run in runs]), format)
+
+
+@app.command()
+def recompute(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
+    """Derive a run's figures again from its samples, and store them; also makes figures of an interrupted run."""
+    from harness.cli.bench import analysis_lines
+    from harness.cli.render import show_object
+    from harness.records import find_run
+    from harness.records import runs_dir as resolve
+    from harness.report.runs import recompute_run
+
+    folder = find_run(resolve(runs_dir), run)
+    analysis = recompute_run(folder)
+    show_object(analysis.model_dump(mode="json"), format, [*analysis_lines(analysis), ("record", str(folder))])

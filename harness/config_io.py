@@ -1,0 +1,161 @@
+"""YAML in, validated frozen data out; every fault names file, line, key, what was found and what is allowed.
+
+Precedence: a model's defaults, then the file, then `--set key=value` (dots go down: `workload.repeats=3`).
+"""
+
+import difflib
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from harness.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
+Location = tuple[int | str, ...]
+
+
+def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
+    """Read one YAML file as `model`. Raises ConfigError; nothing else for any content of the file."""
+    root = _compose(path)
+    data = yaml.safe_load(path.read_bytes()) if root is not None else {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: holds {type(data).__name__}, not keys with values", "write `key: value` lines")
+    set_from: dict[Location, str] = {}
+    for override in overrides:
+        set_from[_apply(data, override)] = override
+    try:
+        return model.model_validate(data)
+    except ValidationError as fault:
+        raise _explain(fault, path, root, model, set_from) from None
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    """The file's node tree, which knows lines; refuses what is not YAML, and a key that stands twice."""
+    try:
+        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+    except OSError as fault:
+        raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
+    except yaml.MarkedYAMLError as fault:
+        line = fault.problem_mark.line + 1 if fault.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {fault.problem}", "mend the line, or the one before") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as fault:
+        reason = str(fault).splitlines()[0]
+        raise ConfigError(f"{path}: not valid YAML: {reason}", "save the file as UTF-8 text") from None
+    _refuse_duplicates(root, path)
+    return root
+
+
+def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
+    """YAML parsers keep the last of two equal keys without a word: a run would not be what its file says."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_duplicates(item, path)
+    if not isinstance(node, yaml.MappingNode):
+        return
+    seen: set[str] = set()
+    for key, value in node.value:
+        if key.value in seen:
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} stands twice", "keep one of them")
+        seen.add(key.value)
+        _refuse_duplicates(value, path)
+
+
+def _apply(data: dict[str, Any], override: str) -> Location:
+    """Put one `a.b=value` into the data, value read as YAML; returns its location."""
+    key, equals, text = override.partition("=")
+    keys = tuple(key.split("."))
+    if not equals or not all(keys):
+        raise ConfigError(f"--set {override}: not of the form key=value", "write for example workload.repeats=3")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: the value is not valid YAML", "quote it, or mend it") from None
+    place = data
+    for part in keys[:-1]:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {override}: {part!r} holds a value, not keys", "set that key as a whole")
+    place[keys[-1]] = value
+    return keys
+
+
+def _explain(
+    fault: ValidationError, path: Path, root: yaml.Node | None, model: type[BaseModel], set_from: dict[Location, str]
+) -> ConfigError:
+    """The first of a validation's faults, in the words and lines of the user's file."""
+    errors = fault.errors()
+    error = errors[0]
+    location: Location = error["loc"]
+    line, keys = _locate(root, location)
+    override = next((text for keys_set, text in set_from.items() if keys_set == keys[: len(keys_set)]), None)
+    where = f"--set {override}" if override else f"{path}:{line}"
+    key = ".".join(str(part) for part in keys)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    allowed = sorted(_fields_at(model, location[:-1]))
+    if error["type"] == "extra_forbidden":
+        close = difflib.get_close_matches(str(location[-1]), allowed, n=1)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        return ConfigError(f"{where}: unknown key {key!r}{more}", f"{hint}allowed here: {', '.join(allowed)}")
+    if error["type"] == "missing":
+        missing = str(location[-1])
+        return ConfigError(f"{where}: key {key or missing!r} is missing{more}", f"add `{missing}:` there")
+    found = "" if isinstance(error["input"], dict) else f", found {error['input']!r}"
+    message = error["msg"].removeprefix("Value error, ")
+    return ConfigError(f"{where}: {key or 'the file'}: {message}{found}{more}", "see `harness schema run` for what is allowed")
+
+
+def _locate(root: yaml.Node | None, location: Location) -> tuple[int, Location]:
+    """Line of the deepest node on the way, and the location in the file's own keys.
+
+    A location also names the variant of a union (`engine`, `native`, `weights`): no such key is in the file.
+    """
+    node, line, keys = root, 1, list[int | str]()
+    for depth, part in enumerate(location):
+        step = _child(node, part)
+        if step is None:
+            if depth == len(location) - 1:
+                keys.append(part)
+            continue
+        line, node = step
+        keys.append(part)
+    return line, tuple(keys)
+
+
+def _child(node: yaml.Node | None, part: int | str) -> tuple[int, yaml.Node] | None:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if key.value == str(part):
+                return key.start_mark.line + 1, value
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        item = node.value[part]
+        return item.start_mark.line + 1, item
+    return None
+
+
+def _fields_at(model: type[BaseModel], location: Location) -> set[str]:
+    """Names of the fields that may stand at a location."""
+    models: list[type[BaseModel]] = [model]
+    for part in location:
+        if any(part in m.model_fields for m in models):
+            models = [
+                inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[str(part)].annotation)
+            ]
+        else:  # the name of a union's variant: the one whose discriminator has that value
+            models = [m for m in models if part in _discriminator_values(m)] or models
+    return {name for m in models for name in m.model_fields}
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType, tuple, dict, list):
+        return [inner for argument in get_args(annotation) for inner in _models_in(argument)]
+    return []
+
+
+def _discriminator_values(model: type[BaseModel]) -> set[Any]:
+    return {value for field in model.model_fields.values() for value in get_args(field.annotation)}

@@ -1,0 +1,1 @@
+"""What this machine has: detected devices, and published figures of known ones."""

@@ -1,0 +1,20 @@
+"""Kinds of engine by name. A kind's module is imported when it is asked for, and not before: it may need torch."""
+
+from importlib import import_module
+
+from harness.engines.base import Rig
+from harness.models import ResolvedModel
+from harness.specs.run import RunConfig
+
+# kind in the configuration -> module:class
+_RIGS = {
+    "native": "harness.engines.native.rig:NativeRig",
+    "scripted": "harness.engines.scripted:ScriptedRig",
+}
+
+
+def open_rig(config: RunConfig, model: ResolvedModel) -> Rig:
+    """The machine side of a run: device, probe and engine of the configured kind."""
+    module, _, name = _RIGS[config.engine.kind].partition(":")
+    rig: Rig = getattr(import_module(module), name)(config, model)
+    return rig

@@ -1,0 +1,161 @@
+"""An engine without a model: step times and probe readings from a script whose truth is known.
+
+It drives the whole pipeline in no time (its clock is virtual), so that tests and `benchmarks/verdict_truth.py` can ask
+whether a run at a true utilization of 0.5, 0.8, 0.95 or 1.3, on a machine that drifts and jitters, gets its verdict.
+Its records say `scripted` wherever a device or an engine is named.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+from harness.engines.base import Chunk, Request
+from harness.errors import ConfigError
+from harness.models import ResolvedModel
+from harness.specs.device import DeviceInfo
+from harness.specs.record import EngineReport, Evidence, KernelReadEvent, LaunchClass, ProbeReading, ProbeReport
+from harness.specs.run import RunConfig, ScriptedEngine
+from harness.specs.step import DecodeTraffic
+from harness.traffic import decode_traffic, prefill_flop
+
+PASS_BYTES = 1 << 30
+PASSES = 5
+PREFILL_MFU_FRAC = 0.5
+
+
+class ScriptedWorld:
+    """A virtual machine: its clock, its bandwidth at each moment, and its noise."""
+
+    def __init__(self, script: ScriptedEngine, horizon_s: float) -> None:
+        self.script = script
+        self.now_s = 0.0
+        self._horizon_s = horizon_s
+        self._random = random.Random(script.seed)
+
+    def bandwidth(self) -> float:
+        """Bytes per second at this moment: drifts in a straight line until the horizon."""
+        progress = min(1.0, self.now_s / self._horizon_s)
+        return self.script.bandwidth_bytes_per_s * (1 + self.script.bandwidth_drift_frac * progress)
+
+    def noise(self, sigma_frac: float) -> float:
+        """A factor around 1, lognormal."""
+        return self._random.lognormvariate(0.0, sigma_frac) if sigma_frac else 1.0
+
+
+class ScriptedProbe:
+    """Reads the virtual machine's bandwidth, with noise."""
+
+    def __init__(self, world: ScriptedWorld, peak_dtype: str) -> None:
+        self._world, self._peak_dtype = world, peak_dtype
+
+    def survey(self, working_set_bytes: int | None) -> ProbeReport:
+        reading = self.read()
+        return ProbeReport(
+            method="scripted",
+            variant=reading.variant,
+            num_threads=1,
+            buffer_bytes=PASS_BYTES,
+            huge_pages=None,
+            read_bytes_per_s=PASS_BYTES / sorted(reading.passes_s)[PASSES // 2],
+            reading_buffer_bytes=PASS_BYTES,
+            peak_flop_per_s={self._peak_dtype: self._world.script.peak_flop_per_s},
+        )
+
+    def read(self) -> ProbeReading:
+        return ProbeReading(
+            pass_bytes=PASS_BYTES, passes_s=tuple(self._pass_s() for _ in range(PASSES)), variant="scripted"
+        )
+
+    def _pass_s(self) -> float:
+        time_s = PASS_BYTES / self._world.bandwidth() * self._world.noise(self._world.script.probe_noise_frac)
+        self._world.now_s += time_s
+        return time_s
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class ScriptedDecoder:
+    """Yields token after token at scripted times."""
+
+    def __init__(self, world: ScriptedWorld, model: ResolvedModel, traffic: DecodeTraffic) -> None:
+        self._world, self._model, self._traffic = world, model, traffic
+
+    def clock_s(self) -> float:
+        return self._world.now_s
+
+    def num_prompt_tokens(self, request: Request) -> int:
+        """A text's words stand for its tokens."""
+        return len(request.prompt_ids) if request.prompt_ids is not None else len((request.prompt or "").split())
+
+    def generate(self, request: Request) -> Iterator[Chunk]:
+        script, world = self._world.script, self._world
+        prompt = self.num_prompt_tokens(request)
+        repeat_noise = world.noise(script.repeat_noise_frac)
+        world.now_s += prefill_flop(self._model.spec, prompt) / (PREFILL_MFU_FRAC * script.peak_flop_per_s)
+        for index in range(min(request.max_output_tokens, script.stop_after or request.max_output_tokens)):
+            if index:
+                noise = repeat_noise * world.noise(script.step_noise_frac)
+                world.now_s += sum(self._step_parts_s(prompt + index)) * noise
+            yield Chunk(world.now_s, (index % self._model.spec.vocab_size,), f"{index} " if request.prompt else "")
+
+    def _step_parts_s(self, context: int) -> tuple[float, float, float]:
+        """(linear path, attention path, gap) of one step by the script's truth."""
+        script, bandwidth = self._world.script, self._world.bandwidth()
+        kv_bytes = self._traffic.kv_bytes_per_context_token * (context + 1)
+        other_bytes = self._traffic.step_bytes(context) - kv_bytes
+        linear_s = other_bytes / (script.util_frac * bandwidth)
+        attention_s = kv_bytes / ((script.kv_util_frac or script.util_frac) * bandwidth)
+        return linear_s, attention_s, script.gap_s
+
+    def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
+        """No kernels, no reads."""
+        return iter(())
+
+    def explain(self, request: Request, num_steps: int) -> Evidence:
+        """The script's truth in the words of an instrumented pass."""
+        if not self._world.script.explains:
+            return Evidence()
+        context = self.num_prompt_tokens(request) + request.max_output_tokens // 2
+        linear_s, attention_s, gap_s = self._step_parts_s(context)
+        kv_bytes = self._traffic.kv_bytes_per_context_token * (context + 1)
+        weight_bytes = self._traffic.step_bytes(context) - kv_bytes
+        return Evidence(
+            num_steps=num_steps,
+            step_s=linear_s + attention_s + gap_s,
+            outside_kernels_s=gap_s,
+            classes=(
+                LaunchClass(name="linear", step_s=linear_s, read_bytes=weight_bytes),
+                LaunchClass(name="attention", step_s=attention_s, read_bytes=kv_bytes),
+            ),
+        )
+
+    def report(self) -> EngineReport:
+        return EngineReport(kind="scripted", dtype=self._model.spec.dtype, notes=("scripted: no model ran",))
+
+    def close(self) -> None:
+        """Holds nothing."""
+
+
+class ScriptedRig:
+    """The virtual machine with its probe and its engine."""
+
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
+        if not isinstance(config.engine, ScriptedEngine):
+            raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the scripted rig takes `scripted`")
+        self._model = model
+        self._traffic = decode_traffic(model.spec, model.tensors, model.tensors_source)
+        script, work = config.engine, config.workload
+        step_s = self._traffic.step_bytes(0) / (script.util_frac * script.bandwidth_bytes_per_s) + script.gap_s
+        self._world = ScriptedWorld(script, horizon_s=step_s * work.output_tokens * work.repeats)
+        self.device = DeviceInfo(kind="scripted", name="scripted", last_level_cache_bytes=script.cache_bytes)
+
+    def open_probe(self) -> ScriptedProbe:
+        return ScriptedProbe(self._world, self._model.spec.dtype)
+
+    def open_engine(self) -> ScriptedDecoder:
+        return ScriptedDecoder(self._world, self._model, self._traffic)
+
+    def close(self) -> None:
+        """Holds nothing."""

@@ -1,0 +1,128 @@
+"""Builds a kernel's source with the machine's compiler and loads it.
+
+A kernel is plain C ABI (`extern "C"`, no torch headers), so one compiler call makes a shared library and ctypes loads
+it: no build system, and no match between a compiler and the one that torch was built with. Libraries are cached under
+a hash of everything that decides their code, so a cache that several machines share is safe.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from harness.devices.cpu import cpu_flags
+from harness.errors import UnavailableError
+from harness.resources import cache_dir, kernels_dir
+
+# No -Werror: a compiler we never saw may warn of something harmless, and a user's run must not die of it. The tests
+# add it.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
+
+_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
+
+
+def kernel_source(op: str, file: str = "cpu.cpp") -> Path:
+    """`kernels/<op>/<file>`; UnavailableError where there is none."""
+    source = kernels_dir() / op / file
+    if not source.is_file():
+        raise UnavailableError(f"there is no kernel source {source}", "reinstall llm-decode-harness")
+    return source
+
+
+def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The shared library of a C++ source, built where the cache has none.
+
+    extra_flags come last, so they override ours: `-march=haswell` builds the AVX2 variant of a kernel.
+    Two processes may build the same kernel at once: each writes its own file and renames it into place.
+
+    Raises UnavailableError without a compiler, when the source does not compile, and when the cache can't be used.
+    """
+    compiler = find_compiler()
+    flags = (*FLAGS, *extra_flags)
+    library = cache_dir() / "kernels" / f"{source.parent.name}-{_digest(source, compiler, flags)}.so"
+    if not library.is_file():
+        _build(source, compiler, flags, library)
+    try:
+        return ctypes.CDLL(str(library), use_errno=True)
+    except OSError as error:
+        raise UnavailableError(
+            f"the built kernel can't be loaded: {error}",
+            f"remove {library}, or set XDG_CACHE_HOME to a folder on a file system that allows executing",
+        ) from error
+
+
+def find_compiler() -> list[str]:
+    """The C++ compiler's command: $CXX (with its arguments), else g++, c++ or clang++ on the PATH."""
+    wanted = shlex.split(os.environ.get("CXX", ""))
+    if wanted:
+        if shutil.which(wanted[0]) is None:
+            raise UnavailableError(f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it")
+        return wanted
+    for name in ("g++", "c++", "clang++"):
+        if shutil.which(name):
+            return [name]
+    raise UnavailableError("no C++ compiler is on the PATH", "install g++ (apt install g++), or set CXX")
+
+
+@functools.cache
+def _compiler_version(command: tuple[str, ...]) -> str:
+    """First line of `--version`; empty for a compiler that does not know the flag."""
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return result.stdout.partition("\n")[0]
+
+
+def _digest(source: Path, compiler: list[str], flags: tuple[str, ...]) -> str:
+    """Hash of all that decides the library's code. The CPU's flags belong to it: -march=native compiles for them."""
+    digest = hashlib.sha256()
+    for path in _with_headers(source):
+        digest.update(path.read_bytes() + b"\0")
+    command = (*compiler, *flags)
+    digest.update("\0".join((*command, _compiler_version(tuple(compiler)), *cpu_flags())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _with_headers(source: Path) -> list[Path]:
+    """The source and, transitively, what it includes in quotes from its own folder or from kernels/."""
+    found: list[Path] = []
+    waiting = [source]
+    while waiting:
+        path = waiting.pop()
+        if path in found:
+            continue
+        found.append(path)
+        for name in _INCLUDE.findall(path.read_text()):
+            candidates = (path.parent / name, kernels_dir() / name)
+            waiting += [header for header in candidates if header.is_file()][:1]
+    return found
+
+
+def _build(source: Path, compiler: list[str], flags: tuple[str, ...], library: Path) -> None:
+    """Compiles into a temporary folder beside `library` and renames: nobody ever loads half a library."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+            built = Path(folder) / library.name
+            _compile([*compiler, *flags, f"-I{kernels_dir()}", str(source), "-o", str(built)], source, library)
+            built.replace(library)
+    except OSError as error:
+        raise UnavailableError(
+            f"the kernel cache {library.parent} can't be written: {error}",
+            "set XDG_CACHE_HOME to a folder that you may write, with space left",
+        ) from error
+
+
+def _compile(command: list[str], source: Path, library: Path) -> None:
+    """Runs the compiler; on failure its first error is the message and its whole answer a file beside `library`."""
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        return
+    log = library.with_suffix(".log")
+    log.write_text(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    first = next((line for line in result.stderr.splitlines() if "error" in line), f"exit code {result.returncode}")
+    raise UnavailableError(f"{source} does not compile: {first.strip()}", f"the compiler's whole answer: {log}")

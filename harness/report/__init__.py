@@ -1,0 +1,1 @@
+"""What can be told of runs that are over."""

@@ -1,0 +1,70 @@
+"""Runs as rows: the list, the comparison, and the figures derived again."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.analysis import analyse
+from harness.bench import run_facts
+from harness.errors import ConfigError
+from harness.records import list_runs, load_events, load_record, write_record
+from harness.specs.record import Analysis, RunRecord
+
+_COMPARED = (
+    "verdict", "cause", "util_frac", "util_interval_frac", "tpot_s", "ttft_s", "floor_s", "throughput_tokens_per_s",
+    "roof_read_bytes_per_s", "achieved_bytes_per_s", "mfu_frac", "prefill_mfu_frac", "prefill_time_frac", "step_bytes",
+)  # fmt: skip
+
+
+def run_rows(parent: Path) -> list[dict[str, Any]]:
+    """One row a run folder, oldest first; a record that can't be read says so in its row."""
+    return [_row(folder, found) for folder, found in list_runs(parent)]
+
+
+def _row(folder: Path, found: RunRecord | ConfigError) -> dict[str, Any]:
+    record = found if isinstance(found, RunRecord) else None
+    analysis = record.analysis if record else None
+    return {
+        "run": folder.name,
+        "status": record.status if record else "unreadable",
+        "verdict": analysis.verdict if analysis else None,
+        "util_frac": round(analysis.util_frac, 4) if analysis and analysis.util_frac else None,
+        "tpot_s": round(analysis.tpot_s, 6) if analysis and analysis.tpot_s else None,
+        "note": found.what if isinstance(found, ConfigError) else record.failure.what if record and record.failure else None,
+    }
+
+
+def comparison_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """One row a figure and one a differing key of configuration, device and surroundings; a column for each run."""
+    if len(records) < 2:
+        raise ConfigError("one run alone can't be compared", "name two or more (harness runs list)")
+    analyses = [record.analysis.model_dump(mode="json") if record.analysis else {} for record in records]
+    rows = [_across(records, key, [analysis.get(key) for analysis in analyses]) for key in _COMPARED]
+    flat = [_flatten(record.model_dump(mode="json", include={"config", "device", "environment"})) for record in records]
+    keys = sorted({key for fields in flat for key in fields} - _ALWAYS_DIFFERENT)
+    different = [key for key in keys if len({repr(fields.get(key)) for fields in flat}) > 1]
+    return rows + [_across(records, key, [fields.get(key) for fields in flat]) for key in different]
+
+
+_ALWAYS_DIFFERENT = {"environment.utc", "environment.load_average", "environment.available_memory_bytes"}
+
+
+def _across(records: Sequence[RunRecord], key: str, values: Sequence[Any]) -> dict[str, Any]:
+    return {"figure": key} | {record.run_id: value for record, value in zip(records, values, strict=True)}
+
+
+def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= _flatten(inner, f"{prefix}{key}.") if isinstance(inner, Mapping) else {prefix + key: inner}
+    return flat
+
+
+def recompute_run(folder: Path) -> Analysis:
+    """Derive a run's figures again from its samples, and replace them in its record."""
+    record = load_record(folder)
+    if record.status == "running":
+        raise ConfigError(f"{folder.name} is still being measured", "wait until it ends")
+    requests, analysis = analyse(run_facts(record), load_events(folder))
+    write_record(folder, record.model_copy(update={"requests": requests, "analysis": analysis}))
+    return analysis

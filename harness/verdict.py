@@ -1,0 +1,130 @@
+"""The judgement of a decode: how far from the memory wall, whether that can be believed, and what keeps it away.
+
+Utilization is floor over measured time, and says only HOW MUCH is lost. WHY is answered from evidence alone: an
+instrumented pass, later a trace. A busy device proves nothing; so utilization is never its own explanation, and
+without evidence the cause is `unknown`.
+"""
+
+from dataclasses import dataclass
+
+from harness.specs.record import Evidence, Verdict, VerdictName
+from harness.units import ms, num_bytes, percent
+
+UNDERFED_BELOW_FRAC = 0.70
+AT_WALL_FROM_FRAC = 0.90
+MIN_DECODE_STEPS = 32
+MAX_INTERVAL_WIDTH_FRAC = 0.10
+MAX_ROOF_UNCERTAINTY_FRAC = 0.10
+MIN_CAUSE_SHARE_FRAC = 0.5
+"""A cause is named when it alone explains at least half of the time lost."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a verdict is made from; a decode's figures over all its repeats."""
+
+    util_frac: float | None
+    interval_frac: tuple[float, float] | None
+    roof_read_bytes_per_s: float | None
+    roof_uncertainty_frac: float
+    num_decode_steps: int
+    """Of the shortest repeat."""
+    working_set_bytes: float
+    """What one step reads."""
+    cache_bytes: int | None
+    mean_floor_s: float | None
+    evidence: Evidence | None
+    fault: str | None = None
+    """What is wrong with the measurement itself, such as answers shorter than asked for."""
+
+
+def judge(measured: Measured) -> Verdict:
+    """The verdict with its reason, cause and next step."""
+    refused = _refusal(measured)
+    if refused is not None:
+        return refused
+    util = measured.util_frac or 0.0
+    name: VerdictName = (
+        "underfed" if util < UNDERFED_BELOW_FRAC else "approaching" if util < AT_WALL_FROM_FRAC else "at-wall"
+    )
+    reason = f"utilization {util:.3f}: the floor is {percent(util)} of the measured step time"
+    if name == "at-wall":
+        return Verdict(verdict=name, reason=reason, cause="memory-bandwidth", next_step=_NEXT["memory-bandwidth"])
+    cause, why = find_cause(measured)
+    return Verdict(verdict=name, reason=reason + why, cause=cause, next_step=_NEXT[cause])
+
+
+def _refusal(m: Measured) -> Verdict | None:
+    """Why the measurement can't be judged, if it can't."""
+    if m.fault is not None:
+        return _invalid(m.fault, "mend the workload or the server, and run again")
+    if m.num_decode_steps < MIN_DECODE_STEPS:
+        return _invalid(
+            f"{m.num_decode_steps} decode steps, fewer than {MIN_DECODE_STEPS}", "raise workload.output_tokens"
+        )
+    if m.util_frac is None or m.roof_read_bytes_per_s is None:
+        return Verdict(
+            verdict="no-roof", reason="this machine can't probe the memory that the engine reads",
+            cause="unknown", next_step="run the harness on the machine that holds the model",
+        )  # fmt: skip
+    if m.cache_bytes is not None and m.working_set_bytes < m.cache_bytes:
+        return _invalid(
+            f"cache-resident: a step reads {num_bytes(m.working_set_bytes)}, the last-level cache holds"
+            f" {num_bytes(m.cache_bytes)}, so memory bandwidth is no wall here (utilization reads {m.util_frac:.3f})",
+            "take a model larger than the cache; the step times themselves stand",
+        )
+    if m.util_frac > 1 + m.roof_uncertainty_frac:
+        return _invalid(
+            f"utilization {m.util_frac:.3f} is above 1 + {m.roof_uncertainty_frac:.3f}: faster than memory can be read",
+            "bytes are over-counted, or a cache serves them, or the probe was disturbed: compare the probe readings",
+        )
+    return _unstable(m)
+
+
+def _unstable(m: Measured) -> Verdict | None:
+    """An interval wider than half a band can't tell one verdict from the next but one."""
+    if m.roof_uncertainty_frac > MAX_ROOF_UNCERTAINTY_FRAC:
+        reason = f"the readings around a repeat differ by {percent(2 * m.roof_uncertainty_frac)}: the roof moved"
+    elif m.interval_frac is not None and m.interval_frac[1] - m.interval_frac[0] > MAX_INTERVAL_WIDTH_FRAC:
+        low, high = m.interval_frac
+        reason = f"the 95 % interval of utilization, {low:.3f} to {high:.3f}, is wider than {MAX_INTERVAL_WIDTH_FRAC}"
+    else:
+        return None
+    quiet = "quieten the machine, or raise workload.repeats"
+    return Verdict(verdict="unstable", reason=reason, cause="unknown", next_step=quiet)
+
+
+def _invalid(reason: str, next_step: str) -> Verdict:
+    return Verdict(verdict="invalid", reason=reason, cause="unknown", next_step=next_step)
+
+
+def find_cause(m: Measured) -> tuple[str, str]:
+    """(cause, how much it explains): the part of the step that loses at least half of all lost time.
+
+    A kind of launch loses its time minus the floor of the bytes it reads; time outside kernels is lost whole.
+    """
+    e = m.evidence
+    if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None or m.mean_floor_s is None:
+        return "unknown", ""
+    losses = {
+        f"{part.name}-path": part.step_s - part.read_bytes / m.roof_read_bytes_per_s for part in e.classes
+    }
+    losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
+    lost_s = e.step_s - m.mean_floor_s
+    cause = max(losses, key=lambda name: losses[name])
+    if lost_s <= 0 or losses[cause] < MIN_CAUSE_SHARE_FRAC * lost_s:
+        return "unknown", "; no single part of the step explains half of the loss"
+    share = percent(min(1.0, losses[cause] / lost_s))
+    return cause, f"; {cause} loses {ms(losses[cause])} a step, {share} of the loss"
+
+
+_NEXT = {
+    "memory-bandwidth": "fewer bytes a token (smaller types, a smaller cache), faster memory, or several tokens a read",
+    "linear-path": "compare linear backends on these shapes: harness ab linear",
+    "attention-path": "the cache is read slowly: try another attention backend in engine.attention",
+    "elementwise-path": "fuse or thread the elementwise kernels: engine.elementwise",
+    "sampling-path": "sampling costs more than it reads: sample on the device, greedy without a sort",
+    "outside-kernels": "the device waits for its host: capture the step as a graph, launch less, synchronize less",
+    "communication": "ranks wait for each other: fewer ranks, or a faster collective",
+    "unknown": "take a profile of a few decode steps with the engine's own profiler: nothing here says why",
+}

@@ -58,6 +58,8 @@ def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
         return
     seen: set[str] = set()
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: a key must be a word", "write `key: value` lines")
         if key.value in seen:
             raise ConfigError(f"{path}:{key.start_mark.line + 1}: key {key.value!r} stands twice", "keep one of them")
         seen.add(key.value)
@@ -105,7 +107,7 @@ def _explain(
         return ConfigError(f"{where}: key {key or missing!r} is missing{more}", f"add `{missing}:` there")
     found = "" if isinstance(error["input"], dict) else f", found {error['input']!r}"
     message = error["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{where}: {key or 'the file'}: {message}{found}{more}", "see `harness schema run` for what is allowed")
+    return ConfigError(f"{where}: {key or 'the file'}: {message}{found}{more}", "`harness schema` describes every key")
 
 
 def _locate(root: yaml.Node | None, location: Location) -> tuple[int, Location]:

@@ -124,5 +124,6 @@ def _compile(command: list[str], source: Path, library: Path) -> None:
         return
     log = library.with_suffix(".log")
     log.write_text(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
-    first = next((line for line in result.stderr.splitlines() if "error" in line), f"exit code {result.returncode}")
-    raise UnavailableError(f"{source} does not compile: {first.strip()}", f"the compiler's whole answer: {log}")
+    errors = (line.strip() for line in result.stderr.splitlines() if "error: " in line)
+    first = next(errors, f"{source}: the compiler's exit code is {result.returncode}")
+    raise UnavailableError(f"a kernel does not compile: {first}", f"the compiler's whole answer: {log}")

@@ -1,13 +1,73 @@
-"""`harness schema`: what may stand in a file."""
+"""`harness doctor|probe|backends|devices|schema`: what is here, and how fast memory is."""
 
 from typing import Annotated
 
 import typer
 
+from harness.cli.options import Format, FormatOption, tell
+
 
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command("schema")(schema)
+    for command in (doctor, probe, backends, devices, schema):
+        app.command(command.__name__)(command)
+
+
+def doctor(
+    all_: Annotated[bool, typer.Option("--all", help="A row for each thing that was looked for.")] = False,
+    format: FormatOption = Format.table,
+) -> None:
+    """What this machine has of what the harness uses: one line, or all of it."""
+    import dataclasses
+
+    from harness.cli.render import show
+    from harness.doctor import examine, one_line
+
+    findings = examine()
+    if all_ or format is not Format.table:
+        show([dataclasses.asdict(finding) for finding in findings], format)
+    else:
+        typer.echo(one_line(findings))
+
+
+def probe(
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads [one a physical core].")] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """How fast this machine reads memory, proven by a checksum: the roof of every verdict."""
+    from harness.cli.render import show_object
+    from harness.report.probe import probe_this_machine
+    from harness.units import flop_per_s, gb_per_s, num_bytes
+
+    report = probe_this_machine(threads, tell)
+    curve = ", ".join(f"{point.num_threads}: {gb_per_s(point.read_bytes_per_s)}" for point in report.thread_curve)
+    peaks = ", ".join(f"{dtype} {flop_per_s(peak)}" for dtype, peak in report.peak_flop_per_s.items())
+    lines = [
+        ("read", f"{gb_per_s(report.read_bytes_per_s)} ({report.method}, {report.variant}, {report.num_threads} threads)"),
+        ("buffer", f"{num_bytes(report.buffer_bytes)}{', huge pages' if report.huge_pages else ''}"),
+        ("copy", gb_per_s(report.copy_bytes_per_s)),
+        ("write", gb_per_s(report.write_bytes_per_s)),
+        ("by threads", curve or "-"),
+        ("matrix product", peaks or "-"),
+        ("first probe here", gb_per_s(report.baseline_read_bytes_per_s)),
+    ]
+    show_object(report.model_dump(mode="json"), format, lines, title="memory probe")
+
+
+def backends(format: FormatOption = Format.table) -> None:
+    """Every linear and attention backend: what it is, whether the contest allows it, whether it runs here."""
+    from harness.cli.render import show
+    from harness.report.backends import backend_rows
+
+    show(backend_rows(), format)
+
+
+def devices(format: FormatOption = Format.table) -> None:
+    """The devices that `plan` knows, with their figures; each figure's source stands in its file."""
+    from harness.cli.render import show
+    from harness.report.devices import device_rows
+
+    show(device_rows(), format)
 
 
 def schema(name: Annotated[str, typer.Argument(help="run, record, event or device.")]) -> None:

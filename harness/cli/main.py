@@ -6,7 +6,6 @@ Nothing heavy is imported here: `harness --help` answers at once, and each comma
 import sys
 from typing import Annotated, Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -17,7 +16,7 @@ from harness.errors import HarnessError
 class ExplainingGroup(TyperGroup):
     """Turns a HarnessError into one line what, one line how to mend, and its exit code."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: typer.Context) -> Any:
         try:
             return super().invoke(ctx)
         except HarnessError as fault:

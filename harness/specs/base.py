@@ -1,6 +1,8 @@
 """The base of everything that is written down."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Frozen(BaseModel):
@@ -12,3 +14,7 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+Count = Annotated[int, Field(strict=True, ge=1)]
+"""A whole number of at least 1 as users write it: YAML's `true` and `2.0` are not counts."""

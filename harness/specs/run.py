@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
 
-from harness.specs.base import Frozen
+from harness.specs.base import Count, Frozen
 
 
 class Workload(Frozen):
@@ -12,14 +12,14 @@ class Workload(Frozen):
 
     prompts: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
     """Texts; repeats take them in turn. Distinct prompts keep a prefix cache from flattering later repeats."""
-    input_tokens: PositiveInt | None = None
+    input_tokens: Count | None = None
     """Instead of prompts: random token ids, drawn anew for each repeat."""
-    output_tokens: PositiveInt = 256
+    output_tokens: Count = 256
     """Exactly so many with fixed-length, at most so many with natural-stop."""
     mode: Literal["fixed-length", "natural-stop"] = "fixed-length"
     """fixed-length ignores the end token; natural-stop ends where the model does."""
-    repeats: PositiveInt = 5
-    warmup_tokens: PositiveInt = 16
+    repeats: Count = 5
+    warmup_tokens: Count = 16
     """Output tokens of the warm-up request, whose prompt no repeat uses."""
     seed: NonNegativeInt = 0
 
@@ -43,17 +43,19 @@ class NativeEngine(Frozen):
     """Null: as config.json says."""
     device: str = "auto"
     """auto, cpu or cuda."""
-    threads: PositiveInt | None = None
+    threads: Count | None = None
     """CPU: null takes one for each physical core this process may use."""
     linear: str = "auto"
-    """Backend of the linears: a name from `harness backends`, or auto."""
+    """Backend of the decode step's linears: a name from `harness backends`, or auto."""
     attention: str = "auto"
-    """Backend of the attention: a name from `harness backends`, or auto."""
+    """Backend of the decode step's attention: a name from `harness backends`, or auto."""
+    prefill_linear: str = "auto"
+    prefill_attention: str = "auto"
     elementwise: str = "auto"
     """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
     fuse: bool = True
     """Query, key and value as one product, gate and up as one: fewer, larger reads."""
-    prefill_chunk: PositiveInt = 512
+    prefill_chunk: Count = 512
     """Prompt tokens a prefill step takes."""
 
 
@@ -75,10 +77,10 @@ class ScriptedEngine(Frozen):
     """Idle time inside each step, as launches or a synchronizing host leave it; comes on top of util_frac."""
     kv_util_frac: PositiveFloat | None = None
     """The cache is read at this fraction of the roof, the weights at util_frac."""
-    cache_bytes: PositiveInt = 1 << 20
+    cache_bytes: Count = 1 << 20
     """Last-level cache of the scripted device."""
     peak_flop_per_s: PositiveFloat = 1e12
-    stop_after: PositiveInt | None = None
+    stop_after: Count | None = None
     """Ends the answer early in spite of fixed-length, as some servers do."""
     explains: bool = True
     """Whether the engine can say where a step's time goes."""
@@ -88,7 +90,7 @@ class ScriptedEngine(Frozen):
 class ProbeConfig(Frozen):
     """How the roof is measured."""
 
-    buffer_bytes: PositiveInt | None = None
+    buffer_bytes: Count | None = None
     """Null: four times the last-level cache, as far as memory allows."""
     survey_s: PositiveFloat = 8.0
     """Time for the sweep over readers, copy, write and the thread curve."""

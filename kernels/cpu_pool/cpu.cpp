@@ -24,7 +24,7 @@ namespace {
 
 // Longer than the host's work between two decode steps, so that a step never starts with a wake-up.
 constexpr std::chrono::milliseconds kSpin{2};
-// The clock is read, and a core that waits for a descheduled thread is yielded, once in so many pauses.
+// Once in so many pauses the clock is read, and the core is yielded: whom we wait for may want to run on it.
 constexpr int kPausesPerLook = 256;
 
 inline void spin_pause() {
@@ -88,7 +88,7 @@ struct Pool : cpu_pool {
     wait_until([&] { return num_parked.load() == static_cast<int>(workers.size()); });
   }
 
-  // The caller's wait. It yields now and then: it may share its core with the very thread it waits for.
+  // The caller's wait, which has no end but success.
   template <typename Condition>
   static void wait_until(Condition done) {
     for (int pauses = 0; !done(); spin_pause())
@@ -102,7 +102,9 @@ struct Pool : cpu_pool {
       const uint64_t number = launch.load(std::memory_order_acquire);
       if (number != seen) return number;
       if (park_now.load(std::memory_order_relaxed)) break;
-      if (pauses % kPausesPerLook == 0 && std::chrono::steady_clock::now() > deadline) break;
+      if (pauses % kPausesPerLook != 0) continue;
+      if (std::chrono::steady_clock::now() > deadline) break;
+      sched_yield();
     }
     return park(seen);
   }

@@ -1,0 +1,61 @@
+# Two commands do everything on a fresh Linux machine: `make demo` and `make test`. `make help` lists the rest.
+# Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)  WITH="reference" (more test parts)
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+WITH ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+HARNESS := $(BIN)/harness
+comma := ,
+empty :=
+space := $(empty) $(empty)
+EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(WITH)))
+
+.PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+install: $(VENV)/installed  ## make the virtual environment: torch first, then the package
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(if $(strip $(TORCH)),$(BIN)/pip install --quiet $(TORCH))
+	$(BIN)/pip install --quiet -e ".[$(EXTRAS)]"
+	touch $@
+
+model: install  ## convert the real demo model (SmolLM2-135M-Instruct) into the cache folder
+	$(BIN)/python scripts/fetch_smollm2.py
+
+# Exit code 4 says that a measurement is invalid or unstable: shown and explained, and the demo goes on.
+demo: install model  ## the main job on this machine's CPU: probe, two decodes judged, an A/B, records
+	$(HARNESS) doctor
+	$(HARNESS) probe
+	$(HARNESS) bench configs/runs/smollm2.yaml || [ $$? -eq 4 ]
+	$(HARNESS) bench configs/runs/qwen3-0.6b.yaml || [ $$? -eq 4 ]
+	$(HARNESS) ab linear --model qwen3-0.6b || [ $$? -eq 4 ]
+	$(HARNESS) runs list
+
+test: lint types tests  ## lint, types and the whole core suite; WITH="reference" adds parts
+
+lint: install  ## ruff, check and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install  ## mypy --strict on harness/
+	$(BIN)/mypy
+
+tests: install  ## pytest alone
+	$(BIN)/pytest
+
+bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs
+	$(BIN)/python benchmarks/verdict_truth.py
+
+bench-probe: install  ## our probe beside a STREAM-like read
+	$(BIN)/python benchmarks/probe_vs_stream.py
+
+bench-peers: install  ## our decode beside transformers, vLLM CPU and llama.cpp, where they are installed
+	$(BIN)/python benchmarks/cpu_peers.py
+
+clean:  ## remove the virtual environment and caches
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Backends of the attention over a contiguous cache, one file each; `registry` imports them all."""

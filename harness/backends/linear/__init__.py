@@ -1,0 +1,1 @@
+"""Backends of the matrix products with weights, one file each; `registry` imports them all."""

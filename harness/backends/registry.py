@@ -1,0 +1,140 @@
+"""Finds backends by name, and chooses one for a problem.
+
+A backend registers where it is defined, with a decorator; this module knows none of them. The first look-up imports the
+modules of `harness/backends/linear` and `harness/backends/attention`, and what other packages offer as entry points:
+
+    [project.entry-points."harness.linear_backends"]
+    mine = "my_package.my_backend"            # a module whose @linear_backend registers
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from harness.backends.base import AttentionBackend, LinearBackend, Support
+from harness.errors import ConfigError, UnavailableError
+from harness.specs.device import DeviceInfo
+
+AUTO = "auto"
+
+
+class _Backend(Protocol):
+    """What choosing needs of a backend of any operation."""
+
+    name: ClassVar[str]
+
+    @staticmethod
+    def supports(problem: Any, device: DeviceInfo) -> Support: ...
+
+
+B = TypeVar("B", bound=_Backend)
+C = TypeVar("C", bound=type[Any])
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend to use and, where it is not the one that was asked for, why."""
+
+    backend: type[Any]
+    fallback_from: str | None = None
+    fallback_reason: str | None = None
+
+
+class Registry(Generic[B]):
+    """The backends of one operation. `preference` is the order in which `auto` tries them; others must be named."""
+
+    def __init__(self, op: str, preference: tuple[str, ...]) -> None:
+        self._op = op
+        self._preference = preference
+        self._backends: dict[str, type[B]] = {}
+        self._unavailable: dict[str, str] = {}
+        self._discovered = False
+
+    def register(self, name: str) -> Callable[[C], C]:
+        """Decorator: sets the class's name and makes it known by it. ConfigError for a name that is taken."""
+
+        def add(backend: C) -> C:
+            if name in self._backends or name == AUTO:
+                raise ConfigError(
+                    f"a second {self._op} backend wants to be called {name!r}: {backend.__module__}",
+                    "rename it, or uninstall the package that brings it",
+                )
+            backend.name = name
+            self._backends[name] = backend
+            return backend
+
+        return add
+
+    def all(self) -> dict[str, type[B]]:
+        """Every backend by name, sorted."""
+        self._discover()
+        return dict(sorted(self._backends.items()))
+
+    def unavailable(self) -> dict[str, str]:
+        """Modules and entry points that could not be imported, each with the reason."""
+        self._discover()
+        return dict(self._unavailable)
+
+    def get(self, name: str) -> type[B]:
+        """The backend of that name; ConfigError lists the known ones, and those that failed to load."""
+        known = self.all()
+        if name not in known:
+            failed = "".join(f"; {module} failed to load: {why}" for module, why in self._unavailable.items())
+            raise ConfigError(f"no {self._op} backend is called {name!r}", f"known: {', '.join(known)}{failed}")
+        return known[name]
+
+    def choose(self, requested: str, problem: Any, device: DeviceInfo) -> Choice:
+        """The requested backend, else the first of the preference order that supports the problem on the device.
+
+        UnavailableError where there is none, with what each one says.
+        """
+        if requested == AUTO:
+            return Choice(self._preferred(problem, device))
+        asked = self.get(requested)
+        support = asked.supports(problem, device)
+        if support.ok:
+            return Choice(asked)
+        return Choice(self._preferred(problem, device), requested, f"{support.why} ({support.mend})")
+
+    def _preferred(self, problem: Any, device: DeviceInfo) -> type[B]:
+        known = self.all()
+        refusals = []
+        for name in self._preference:
+            if name not in known:
+                continue
+            support = known[name].supports(problem, device)
+            if support.ok:
+                return known[name]
+            refusals.append(f"{name}: {support.why} ({support.mend})")
+        reasons = refusals or [f"{module}: {why}" for module, why in self._unavailable.items()]
+        raise UnavailableError(f"no {self._op} backend can do {problem} on {device.name}", "; ".join(reasons))
+
+    def _discover(self) -> None:
+        """Imports every module that may register: ours first, so that a plugin can't take one of our names."""
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(f"harness.backends.{self._op}")
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            self._load(module.name, ImportError, partial(importlib.import_module, module.name))
+        for plugin in entry_points(group=f"harness.{self._op}_backends"):
+            # Any fault of somebody else's package: it must not take our own backends with it.
+            self._load(plugin.value, Exception, plugin.load)
+
+    def _load(self, name: str, expected: type[Exception], load: Callable[[], Any]) -> None:
+        try:
+            load()
+        except expected as error:
+            self._unavailable[name] = f"{type(error).__name__}: {error}"
+
+
+linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch"))
+attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
+linear_backend, choose_linear = linear_backends.register, linear_backends.choose
+attention_backend, choose_attention = attention_backends.register, attention_backends.choose

@@ -1,0 +1,71 @@
+"""`harness doctor`: what this machine has of what the harness uses, and what its lack means. Never a failure."""
+
+import importlib.util
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+
+from harness.devices.cpu import available_memory_bytes, detect_cpu
+from harness.environment import read_environment
+from harness.errors import UnavailableError
+from harness.kernel_build import find_compiler
+from harness.units import num_bytes
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line: what was looked for, what was found, and what to do when it is missing."""
+
+    name: str
+    found: str
+    ok: bool
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything a run depends on, quickest first."""
+    device, environment = detect_cpu(), read_environment()
+    memory = available_memory_bytes()
+    cores = len(environment.affinity)
+    return [
+        Finding("cpu", f"{device.name}, {device.num_compute_units} physical cores of {cores} usable CPUs", True),
+        Finding("instructions", " ".join(device.features) or "none that the kernels ask for", bool(device.features)),
+        Finding("cache", num_bytes(device.last_level_cache_bytes), device.last_level_cache_bytes is not None,
+                "cache residency can't be checked"),
+        Finding("memory", f"{num_bytes(memory)} free", memory is not None),
+        Finding("huge pages", environment.transparent_huge_pages or "-", "[never]" not in (environment.transparent_huge_pages or "[never]"),
+                "weights and probe read slower on small pages"),
+        _compiler(),
+        _package("torch", "pip install torch: the native engine needs it"),
+        _package("tokenizers", "pip install tokenizers: prompts as text need it"),
+        _gpu(),
+    ]  # fmt: skip
+
+
+def _compiler() -> Finding:
+    try:
+        return Finding("compiler", " ".join(find_compiler()), True)
+    except UnavailableError as fault:
+        return Finding("compiler", "none", False, f"{fault.mend}: without it the probe is a torch reduction, a weaker roof")
+
+
+def _package(name: str, mend: str) -> Finding:
+    if importlib.util.find_spec(name) is None:
+        return Finding(name, "not installed", False, mend)
+    return Finding(name, metadata.version(name), True)
+
+
+def _gpu() -> Finding:
+    """By the drivers' own tools: asking torch would take seconds."""
+    tools = [tool for tool in ("nvidia-smi", "hy-smi", "rocm-smi", "amd-smi") if shutil.which(tool)]
+    return Finding("gpu", f"{', '.join(tools)} is here" if tools else "no driver tool; runs on the CPU", True)
+
+
+def one_line(findings: list[Finding]) -> str:
+    """The machine in a sentence, lacks named."""
+    by_name = {finding.name: finding for finding in findings}
+    lacks = [finding.name for finding in findings if not finding.ok]
+    return (
+        f"{by_name['cpu'].found}; {by_name['memory'].found}; {by_name['compiler'].found}; torch {by_name['torch'].found}; "
+        + (f"lacking: {', '.join(lacks)}" if lacks else "nothing missing")
+    )

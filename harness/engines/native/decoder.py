@@ -1,0 +1,158 @@
+"""The forward pass as a list of launches.
+
+A step over m new tokens makes the same calls on the same buffers every time: only the tokens, the cache's contents and
+one number, the context, change, and all three live in memory that the launches read. So a step is built once for each
+m and then only run: by a loop on a CPU, as one captured graph on a GPU. Prefill is the same list with larger m.
+
+    advance  embed
+    each layer:  (add+)norm  qkv  norm+rope+cache  attention  o  add+norm  gate_up  silu*mul  down
+    add+norm  lm_head  argmax
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from harness.engines.native.elementwise import Elementwise
+from harness.engines.native.memory import empty
+from harness.engines.native.ops import Bound, OpTable, Phase
+from harness.engines.native.rope import rope_table
+from harness.engines.native.weights import TORCH_DTYPES, LayerWeights, Linear, ModelWeights
+from harness.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Step:
+    """The launches of one forward pass over m new tokens."""
+
+    launches: tuple[Bound, ...]
+
+    def run(self) -> None:
+        for launch in self._runs:
+            launch()
+
+    def __post_init__(self) -> None:
+        # The loop is the engine's overhead on a CPU: it reads a plain tuple of callables, no attributes.
+        object.__setattr__(self, "_runs", tuple(bound.run for bound in self.launches))
+
+
+class Buffers:
+    """Activations of up to `rows` tokens, allocated once; a step over fewer takes the first rows."""
+
+    def __init__(self, spec: ModelSpec, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        def rows_of(width: int) -> torch.Tensor:
+            return torch.empty(rows, width, dtype=dtype, device=device)
+
+        self.ids = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.hidden, self.normed, self.delta = (rows_of(spec.hidden_size) for _ in range(3))
+        self.qkv = rows_of(spec.q_size + 2 * spec.kv_size)
+        self.q, self.attended = rows_of(spec.q_size), rows_of(spec.q_size)
+        self.gate_up = rows_of(2 * spec.intermediate_size)
+        self.activated = rows_of(spec.intermediate_size)
+        self.logits = torch.empty(1, spec.vocab_size, dtype=dtype, device=device)
+
+
+class Decoder:
+    """A model with its cache for one request of up to `max_context` positions."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: ModelWeights, ops: OpTable, elementwise: Elementwise, max_context: int,
+        prefill_chunk: int, device: torch.device,
+    ) -> None:  # fmt: skip
+        self.spec, self._weights, self._ops, self._elementwise = spec, weights, ops, elementwise
+        dtype = TORCH_DTYPES[ops.dtype]
+        self._chunk = min(prefill_chunk, max_context)
+        self._buffers = Buffers(spec, self._chunk, dtype, device)
+        cache = (spec.num_layers, 2, spec.num_kv_heads, max_context, spec.head_dim)
+        self.max_context, self._cache = max_context, empty(cache, dtype, device)
+        self._cos, self._sin = rope_table(spec, max_context, device)
+        self.context = torch.zeros(1, dtype=torch.int64, device=device)
+        self._steps: dict[int, Step] = {}
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[1, vocab] of the last token that went in; overwritten by the next step."""
+        return self._buffers.logits
+
+    @property
+    def token(self) -> torch.Tensor:
+        """int64 [1]: the token that the last step chose, and that the next one takes in."""
+        return self._buffers.ids[:1]
+
+    def step(self, m: int) -> Step:
+        """The launches over m new tokens; built when first asked for."""
+        if m not in self._steps:
+            self._steps[m] = Step(tuple(self._launches(m)))
+        return self._steps[m]
+
+    def distinct_linears(self) -> dict[str, Linear]:
+        """The first layer's products and the output head, by role: every shape that a decode step multiplies with."""
+        return {**self._weights.layers[0].linears, "lm_head": Linear(self._weights.lm_head, None)}
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """Take in a prompt from an empty cache, chunk by chunk; the first output token is chosen at the end."""
+        self.context.zero_()
+        tokens = torch.tensor(ids, dtype=torch.int64)
+        for chunk in tokens.split(self._chunk):
+            self._buffers.ids[: len(chunk)].copy_(chunk)
+            self.step(len(chunk)).run()
+
+    def _launches(self, m: int) -> Iterator[Bound]:
+        phase: Phase = "decode" if m == 1 else "prefill"
+        b, e, spec = self._buffers, self._elementwise, self.spec
+        hidden, normed, delta = b.hidden[:m], b.normed[:m], b.delta[:m]
+        yield Bound("elementwise", "advance", lambda: self.context.add_(m))  # type: ignore[arg-type, return-value]
+        yield Bound("elementwise", "embed", e.embed(b.ids[:m], self._weights.embedding, hidden))
+        for index, layer in enumerate(self._weights.layers):
+            if index == 0:
+                norm = e.rmsnorm(hidden, layer.input_norm, spec.rms_norm_eps, normed)
+            else:
+                norm = e.add_rmsnorm(hidden, delta, layer.input_norm, spec.rms_norm_eps, normed)
+            yield Bound("elementwise", "input_norm", norm)
+            yield from self._attention(phase, index, layer, m)
+            norm = e.add_rmsnorm(hidden, delta, layer.post_attention_norm, spec.rms_norm_eps, normed)
+            yield Bound("elementwise", "post_attention_norm", norm)
+            yield from self._mlp(phase, index, layer, m)
+        # Only the last token's logits are asked for.
+        last = slice(m - 1, m)
+        norm = e.add_rmsnorm(b.hidden[last], b.delta[last], self._weights.final_norm, spec.rms_norm_eps, b.normed[last])
+        yield Bound("elementwise", "final_norm", norm)
+        head = Linear(self._weights.lm_head, None)
+        yield self._ops.linear("decode", "lm_head", -1, head, b.normed[last], b.logits)
+        yield Bound("sampling", "argmax", e.argmax(b.logits[0], self.token))
+
+    def _attention(self, phase: Phase, index: int, layer: LayerWeights, m: int) -> Iterator[Bound]:
+        b, spec, (k_cache, v_cache) = self._buffers, self.spec, self._cache[index]
+        qkv = b.qkv[:m]
+        q, k, v = qkv.split([spec.q_size, spec.kv_size, spec.kv_size], dim=1)
+        outs = {"qkv": qkv, "q": q, "k": k, "v": v}
+        yield from self._linears(phase, index, layer, b.normed[:m], outs)
+        heads = (m, spec.num_attention_heads, spec.head_dim)
+        kv_heads = (m, spec.num_kv_heads, spec.head_dim)
+        rotated, attended = b.q[:m].view(heads), b.attended[:m].view(heads)
+        rope = self._elementwise.qk_norm_rope_cache(
+            q.view(heads), k.view(kv_heads), v.view(kv_heads), layer.q_norm, layer.k_norm, spec.rms_norm_eps,
+            self._cos, self._sin, self.context, rotated, k_cache, v_cache,
+        )  # fmt: skip
+        yield Bound("elementwise", "qk_norm_rope_cache", rope)
+        yield self._ops.attention(phase, index, rotated, k_cache, v_cache, self.context, attended)
+        yield from self._linears(phase, index, layer, b.attended[:m], {"o": b.delta[:m]})
+
+    def _mlp(self, phase: Phase, index: int, layer: LayerWeights, m: int) -> Iterator[Bound]:
+        b = self._buffers
+        gate_up = b.gate_up[:m]
+        gate, up = gate_up.chunk(2, dim=1)
+        yield from self._linears(phase, index, layer, b.normed[:m], {"gate_up": gate_up, "gate": gate, "up": up})
+        yield Bound("elementwise", "silu_mul", self._elementwise.silu_mul(gate, up, b.activated[:m]))
+        yield from self._linears(phase, index, layer, b.activated[:m], {"down": b.delta[:m]})
+
+    def _linears(
+        self, phase: Phase, index: int, layer: LayerWeights, x: torch.Tensor, outs: dict[str, torch.Tensor]
+    ) -> Iterator[Bound]:
+        """The products among `outs` that this layer has: fused ones, or their parts."""
+        for role, out in outs.items():
+            if role in layer.linears:
+                yield self._ops.linear(phase, role, index, layer.linears[role], x, out)

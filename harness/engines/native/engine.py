@@ -1,0 +1,195 @@
+"""The native engine: one request at a time, one token after another, each stamped when the host has it."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.backends.base import Executor, Launch
+from harness.engines.base import Chunk, Request
+from harness.engines.native.decoder import Decoder
+from harness.engines.native.ops import OpTable
+from harness.engines.native.verify import check_linears
+from harness.errors import ConfigError
+from harness.models import ResolvedModel
+from harness.specs.record import EngineReport, Evidence, KernelReadEvent, LaunchClass, ProbeReading
+from harness.specs.run import NativeEngine
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+KERNEL_READ_TRIALS = 5
+CALLS_PER_TRIAL = 3
+WARMUP_TOKENS = 2
+
+
+class NativeDecoding:
+    """A loaded model that answers one request at a time."""
+
+    def __init__(
+        self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel, config: NativeEngine,
+        tokenizer: Tokenizer | None, load_s: float,
+    ) -> None:  # fmt: skip
+        self._decoder, self._ops, self._executor = decoder, ops, executor
+        self._model, self._config, self._tokenizer, self._load_s = model, config, tokenizer, load_s
+        self._decode = self._decode_launch()
+
+    def _decode_launch(self) -> Launch:
+        """One decode step: the list itself on a CPU, its captured graph on a GPU."""
+        step = self._decoder.step(1)
+        if self._executor.device.kind == "cpu":
+            return step.run
+        step.run()  # compilations and library handles happen outside the capture
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step.run()
+        replay: Launch = graph.replay
+        return replay
+
+    def clock_s(self) -> float:
+        return time.perf_counter()
+
+    def num_prompt_tokens(self, request: Request) -> int:
+        return len(self._ids(request))
+
+    def _ids(self, request: Request) -> tuple[int, ...]:
+        if request.prompt_ids is not None:
+            return request.prompt_ids
+        if self._tokenizer is None:
+            raise ConfigError(
+                f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
+                "set workload.input_tokens instead of workload.prompts",
+            )
+        return tuple(self._tokenizer.encode(request.prompt or "", add_special_tokens=False).ids)
+
+    def generate(self, request: Request) -> Iterator[Chunk]:
+        """Prefill, then a step a token. Greedy; without ignore_eos it ends with the model's end token."""
+        ids = self._ids(request)
+        text = _TextStream(self._tokenizer)
+        stop = () if request.ignore_eos else self._model.spec.eos_token_ids
+        with self._undisturbed():
+            self._decoder.prefill(ids)
+            for index in range(request.max_output_tokens):
+                if index:
+                    self._decode()
+                token = int(self._decoder.token.item())  # waits for the device
+                yield Chunk(time.perf_counter(), (token,), text.piece(token))
+                if token in stop:
+                    return
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """No garbage collection in the timed region, and on a CPU the launching thread keeps its core."""
+        pool = self._executor.pool
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with pool.pinned() if pool is not None else contextlib.nullcontext(), torch.inference_mode():
+                yield
+        finally:
+            if collects:
+                gc.enable()
+
+    def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
+        """All linears of a decode step, one after another, beside probe readings: the step's own reads, nothing else.
+
+        They cover the whole model, as a step does: one weight alone could come from a large cache. Their outputs are
+        checked first, so that a kernel that skips bytes can't raise the roof.
+        """
+        step = self._decoder.step(1)
+        linears = [bound for bound in step.launches if bound.kind == "linear"]
+        names = "+".join(sorted({row.backend for row in self._ops.choices() if row.op == "linear" and row.phase == "decode"}))
+        with self._undisturbed():
+            check_linears(self._decoder, self._ops)
+        read_bytes = sum(bound.read_bytes(0) for bound in linears)
+        for _ in range(KERNEL_READ_TRIALS):
+            reading = read_probe()
+            with self._undisturbed():
+                calls_s = tuple(self._timed([bound.run for bound in linears]) for _ in range(CALLS_PER_TRIAL))
+            yield KernelReadEvent(kernel=names, read_bytes=read_bytes, calls_s=calls_s, reading=reading)
+
+    def _timed(self, launches: list[Launch]) -> float:
+        self._synchronize()
+        started = time.perf_counter()
+        for launch in launches:
+            launch()
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self._executor.device.kind != "cpu":
+            torch.cuda.synchronize()
+
+    def explain(self, request: Request, num_steps: int) -> Evidence:
+        """A few decode steps with a clock around each launch; on a GPU launches return early, so that needs a trace."""
+        if self._executor.device.kind != "cpu":
+            return Evidence()
+        ids = self._ids(request)
+        launches = self._decoder.step(1).launches
+        spent_s: dict[str, float] = defaultdict(float)
+        clock = time.perf_counter
+        with self._undisturbed():
+            self._decoder.prefill(ids)
+            self._decode()
+            began = clock()
+            for _ in range(num_steps):
+                for bound in launches:
+                    started = clock()
+                    bound.run()
+                    spent_s[bound.kind] += clock() - started
+            total_s = clock() - began
+        context = len(ids) + num_steps // 2
+        classes = tuple(
+            LaunchClass(
+                name=kind,
+                step_s=time_s / num_steps,
+                read_bytes=sum(bound.read_bytes(context) for bound in launches if bound.kind == kind),
+            )
+            for kind, time_s in spent_s.items()
+        )
+        return Evidence(
+            num_steps=num_steps,
+            step_s=total_s / num_steps,
+            outside_kernels_s=max(0.0, (total_s - sum(spent_s.values())) / num_steps),
+            classes=classes,
+        )
+
+    def report(self) -> EngineReport:
+        pool = self._executor.pool
+        return EngineReport(
+            kind="native",
+            dtype=self._ops.dtype,
+            num_threads=pool.num_threads if pool else None,
+            ops=self._ops.choices(),
+            graph=self._executor.device.kind != "cpu",
+            load_s=self._load_s,
+            prepare_s=self._ops.prepare_s,
+            notes=("synthetic weights: the speed of the real ones, no meaning",) if self._config.weights == "synthetic" else (),
+        )
+
+    def close(self) -> None:
+        """Frees what the engine holds of the device."""
+        del self._decoder, self._decode
+
+
+class _TextStream:
+    """Text as it comes: a token may complete a character that earlier ones began."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        if tokenizer is not None:
+            from tokenizers.decoders import DecodeStream
+
+            self._stream = DecodeStream(skip_special_tokens=True)
+
+    def piece(self, token: int) -> str:
+        if self._tokenizer is None:
+            return ""
+        return self._stream.step(self._tokenizer, token) or ""

@@ -1,0 +1,135 @@
+"""The native engine's machine side: device, threads, probe, and the model on them."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from harness.backends.base import Executor
+from harness.cpu_pool import CpuPool, physical_cores
+from harness.devices.cpu import available_memory_bytes, detect_cpu
+from harness.engines.native.decoder import Decoder
+from harness.engines.native.elementwise import choose_elementwise
+from harness.engines.native.engine import NativeDecoding
+from harness.engines.native.ops import OpTable
+from harness.engines.native.weights import load_weights, synthetic_weights
+from harness.errors import ConfigError, UnavailableError
+from harness.models import ResolvedModel
+from harness.probe.base import Probe
+from harness.probe.cpu import open_cpu_probe
+from harness.specs.run import NativeEngine, RunConfig
+from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
+from harness.units import num_bytes
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class NativeRig:
+    """Everything on this machine that a native run needs; the pool serves probe, engine and backends alike."""
+
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
+        if not isinstance(config.engine, NativeEngine):
+            raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the native rig takes `native`")
+        self._config, self._engine_config, self._model = config, config.engine, model
+        self._torch_device = _torch_device(config.engine.device)
+        self._pool: CpuPool | None = None
+        if self._torch_device.type == "cpu":
+            self.device = detect_cpu()
+            self._pool = _open_pool(config.engine.threads)
+        else:
+            from harness.devices.gpu import detect_gpu
+
+            self.device = detect_gpu(self._torch_device)
+
+    def open_probe(self) -> Probe | None:
+        if self.device.kind != "cpu":
+            return None  # a GPU probe is not part of this version: its verdict says `no-roof`
+        return open_cpu_probe(self._config.probe, self._pool, self.device)
+
+    def open_engine(self) -> NativeDecoding:
+        engine, model = self._engine_config, self._model
+        dtype = CONFIG_DTYPES[engine.dtype] if engine.dtype else model.spec.dtype
+        max_context = self._max_context()
+        self._check_memory(dtype, max_context)
+        started = time.perf_counter()
+        if engine.weights == "synthetic":
+            weights = synthetic_weights(model.spec, dtype, self._torch_device, engine.fuse, engine.seed)
+        else:
+            weights = load_weights(model, dtype, self._torch_device, engine.fuse)
+        executor = Executor(self.device, self._pool)
+        ops = OpTable(executor, engine, dtype)
+        elementwise = choose_elementwise(engine.elementwise, executor, dtype)
+        decoder = Decoder(model.spec, weights, ops, elementwise, max_context, engine.prefill_chunk, self._torch_device)
+        load_s = time.perf_counter() - started
+        return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)
+
+    def _max_context(self) -> int:
+        """Places in the cache: the longest prompt and its answer."""
+        work, tokenizer = self._config.workload, self._tokenizer()
+        if work.prompts is None:
+            prompt = work.input_tokens or 1
+        elif tokenizer is None:
+            raise ConfigError(
+                f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
+                "set workload.input_tokens instead of workload.prompts",
+            )
+        else:
+            prompt = max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in work.prompts)
+        return prompt + max(work.output_tokens, work.warmup_tokens)
+
+    def _check_memory(self, dtype: str, max_context: int) -> None:
+        """Refuse before the machine starts to swap: a run from swap measures a disk."""
+        weights = sum(tensor.num_elements for tensor in self._model.tensors) * dtype_bytes(dtype)
+        spec = self._model.spec
+        cache = 2 * spec.num_layers * spec.kv_size * max_context * dtype_bytes(dtype)
+        available = available_memory_bytes() if self.device.kind == "cpu" else self.device.memory_bytes
+        if available is not None and weights + cache > available:
+            raise UnavailableError(
+                f"the model needs {num_bytes(weights)} for weights and {num_bytes(cache)} for its cache,"
+                f" {num_bytes(available)} of memory are free",
+                "take a smaller model or fewer output tokens, or free memory",
+            )
+
+    def _tokenizer(self) -> Tokenizer | None:
+        folder = self._model.folder
+        if folder is None or not (folder / "tokenizer.json").is_file():
+            return None
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:
+            raise UnavailableError("the package tokenizers is not installed", "pip install tokenizers") from None
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+
+def _torch_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name not in ("cpu", "cuda"):
+        raise ConfigError(f"engine.device is {name!r}", "allowed: auto, cpu, cuda")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError("torch sees no GPU", "set engine.device to cpu, or install a torch that knows the GPU")
+    return torch.device(name)
+
+
+def _open_pool(threads: int | None) -> CpuPool | None:
+    """Threads on physical cores; None without a compiler, when torch's own threads do all the work.
+
+    torch starts its threads here, before anything is pinned: a thread inherits the mask of the one that makes it.
+    """
+    cores = physical_cores()
+    if threads is not None and threads > len(cores):
+        raise ConfigError(f"engine.threads is {threads}, this process may use {len(cores)} cores", "lower it")
+    torch.set_num_threads(threads or len(cores))
+    warm = torch.ones(512, 512)
+    warm @ warm
+    try:
+        return CpuPool(cores[:threads])
+    except UnavailableError:
+        return None

@@ -1,0 +1,160 @@
+"""The roof of a CPU: the fastest verified reader of its memory that we can write."""
+
+from __future__ import annotations
+
+from harness.cpu_pool import CpuPool
+from harness.devices.cpu import available_memory_bytes
+from harness.errors import ConfigError
+from harness.probe.base import Probe
+from harness.probe.baseline import first_read_bytes_per_s
+from harness.probe.kernel_reader import KernelReader
+from harness.probe.matmul import peak_flop_per_s
+from harness.probe.reader import BUFFER_ALIGN_BYTES, Buffer, Reader
+from harness.probe.timing import Candidate, compare, describe, fastest, move_bytes_per_s, pass_s, rounds_s
+from harness.probe.torch_reader import TorchReader
+from harness.specs.device import DeviceInfo
+from harness.specs.record import ProbeReading, ProbeReport
+from harness.specs.run import ProbeConfig
+
+CACHES_PER_BUFFER = 4
+"""A buffer of so many last-level caches leaves at most a quarter of itself cached for the next pass."""
+_BUFFER_OF_UNKNOWN_CACHE_BYTES = 1 << 30
+_MEMORY_FRAC = 0.25
+"""Of the available memory, for our buffer: the engine's weights come after it."""
+
+# How survey_s is shared out.
+_SWEEP_FRAC = 0.4
+_CURVE_FRAC = 0.15
+_BEST_FRAC = 0.1
+_WORKING_SET_FRAC = 0.05
+_COPY_FRAC = 0.05
+_WRITE_FRAC = 0.05
+_PEAK_FRAC = 0.2
+
+
+def open_cpu_probe(config: ProbeConfig, pool: CpuPool | None, device: DeviceInfo) -> Probe:
+    """The best probe that can be had here.
+
+    pool: None where no compiler could build one; then torch reads, which finds a lower roof (method
+    torch-reduction). UnavailableError where there is no torch either.
+    """
+    reader: Reader = TorchReader() if pool is None else KernelReader(pool)
+    return CpuProbe(config, reader, device)
+
+
+class CpuProbe:
+    """Implements harness.probe.base.Probe over any Reader.
+
+    Holds one buffer from the survey to close(): the large one, or one of the engine's working set where that is what
+    readings are taken of.
+    """
+
+    def __init__(self, config: ProbeConfig, reader: Reader, device: DeviceInfo) -> None:
+        self._config = config
+        self._reader = reader
+        self._device = device
+        self._buffer: Buffer | None = None
+        self._best: Candidate = (reader.variants[0], reader.num_threads)
+
+    def survey(self, working_set_bytes: int | None) -> ProbeReport:
+        """See Probe.survey. Takes about config.survey_s, at the least one pass of every candidate.
+
+        Raises MeasurementError for a wrong checksum, ConfigError for a buffer larger than the available memory.
+        """
+        self.close()
+        with self._reader.session():
+            buffer = self._buffer = self._reader.allocate(self._buffer_bytes())
+            sweep = compare(buffer, self._variants(), self._share_s(_SWEEP_FRAC))
+            curve = compare(buffer, self._thread_counts(fastest(sweep)), self._share_s(_CURVE_FRAC))
+            self._best = fastest(curve)
+            # Measured again: the fastest of many noisy figures over-estimates.
+            best = compare(buffer, [self._best], self._share_s(_BEST_FRAC))[0].read_bytes_per_s
+            huge_pages = buffer.huge_pages()
+            copy = move_bytes_per_s(buffer, buffer.copy_halves, self._best, self._share_s(_COPY_FRAC))
+            write = move_bytes_per_s(buffer, buffer.write, self._best, self._share_s(_WRITE_FRAC))
+            working_set = self._prepare_readings(buffer, working_set_bytes)
+        return ProbeReport(
+            method=self._reader.method,
+            variant=describe(self._best),
+            num_threads=self._best[1],
+            buffer_bytes=buffer.num_bytes,
+            huge_pages=huge_pages,
+            read_bytes_per_s=best,
+            reading_buffer_bytes=self._buffer.num_bytes,
+            working_set_read_bytes_per_s=working_set,
+            copy_bytes_per_s=copy,
+            write_bytes_per_s=write,
+            sweep=sweep,
+            thread_curve=curve,
+            peak_flop_per_s=peak_flop_per_s(self._reader.num_threads, self._share_s(_PEAK_FRAC)),
+            baseline_read_bytes_per_s=self._baseline(best, buffer.num_bytes),
+        )
+
+    def read(self) -> ProbeReading:
+        """See Probe.read. An untimed pass goes first: what the caches hold before it is the engine's."""
+        if self._buffer is None:
+            raise ValueError("survey() must run before read()")
+        with self._reader.session():
+            pass_s(self._buffer, self._best)
+            passes_s = rounds_s(self._buffer, [self._best], self._config.reading_s)[self._best]
+        return ProbeReading(
+            pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best)
+        )
+
+    def close(self) -> None:
+        """Gives the buffer's memory back. A second call does nothing."""
+        if self._buffer is not None:
+            self._buffer.close()
+        self._buffer = None
+
+    def _share_s(self, frac: float) -> float:
+        return self._config.survey_s * frac
+
+    def _variants(self) -> list[Candidate]:
+        return [(variant, self._reader.num_threads) for variant in self._reader.variants]
+
+    def _thread_counts(self, best: Candidate) -> list[Candidate]:
+        """1, 2, 4, ... and all threads: a memory may be saturated before the cores are."""
+        powers = (1 << i for i in range(self._reader.num_threads.bit_length()))
+        return [(best[0], count) for count in sorted({*powers, self._reader.num_threads})]
+
+    def _buffer_bytes(self) -> int:
+        """As configured, else four caches as far as memory allows."""
+        available = available_memory_bytes() or self._device.memory_bytes
+        if self._config.buffer_bytes is None:
+            cache = self._device.last_level_cache_bytes
+            wanted = CACHES_PER_BUFFER * cache if cache else _BUFFER_OF_UNKNOWN_CACHE_BYTES
+            return _whole_lines(wanted if available is None else min(wanted, int(available * _MEMORY_FRAC)))
+        if available is not None and self._config.buffer_bytes > available:
+            raise ConfigError(
+                f"probe.buffer_bytes is {self._config.buffer_bytes}, and only {available} bytes of memory are available",
+                "set a smaller one, or leave it out",
+            )
+        return _whole_lines(self._config.buffer_bytes)
+
+    def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:
+        """Leaves the buffer that readings are taken of; its speed where that is the working set.
+
+        A working set of one to four caches is partly cached from step to step, and so must the probe's be. A smaller
+        one is no measurement of memory at all, a larger one is measured well enough by the large buffer.
+        """
+        cache = self._device.last_level_cache_bytes
+        if cache is None or working_set_bytes is None or not cache <= working_set_bytes < CACHES_PER_BUFFER * cache:
+            buffer.fill()
+            return None
+        self.close()
+        self._buffer = self._reader.allocate(_whole_lines(working_set_bytes))
+        return compare(self._buffer, [self._best], self._share_s(_WORKING_SET_FRAC))[0].read_bytes_per_s
+
+    def _baseline(self, read_bytes_per_s: float, buffer_bytes: int) -> float | None:
+        """Of verified readers of a whole buffer only: anything else is no figure of this machine's memory."""
+        cache = self._device.last_level_cache_bytes
+        whole = cache is None or buffer_bytes >= _whole_lines(CACHES_PER_BUFFER * cache)
+        if self._reader.method != "verified-read" or not whole:
+            return None
+        return first_read_bytes_per_s(self._device, self._reader.num_threads, read_bytes_per_s)
+
+
+def _whole_lines(num_bytes: int) -> int:
+    """Rounded down to what buffers may have, at least one of those."""
+    return max(num_bytes // BUFFER_ALIGN_BYTES, 1) * BUFFER_ALIGN_BYTES

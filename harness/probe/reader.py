@@ -1,0 +1,52 @@
+"""What the survey needs of a way to read memory: kernels of ours where a compiler is, else a reduction of torch's."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+LINE_BYTES = 64
+WORD_BYTES = 8
+BUFFER_ALIGN_BYTES = 2 * LINE_BYTES
+"""Buffers are whole lines, in both halves."""
+SUM_MASK = (1 << 64) - 1
+"""Sums are those of 64-bit words, and wrap."""
+
+
+class Buffer(Protocol):
+    """Memory whose sum is known without reading it."""
+
+    num_bytes: int
+    expected_sum: int
+    """Wrapping sum of all 64-bit words, from what was written; kept up to date by fill, copy_halves and write."""
+
+    def huge_pages(self) -> bool | None:
+        """Whether most of it lies on huge pages; None where the kernel does not say."""
+
+    def read(self, variant: str, num_threads: int) -> int:
+        """The wrapping sum that a pass over all bytes finds."""
+
+    def fill(self) -> None:
+        """Random words."""
+
+    def copy_halves(self) -> None:
+        """The first half over the second: num_bytes / 2 read and as many written."""
+
+    def write(self) -> None:
+        """One value everywhere: num_bytes written."""
+
+    def close(self) -> None: ...
+
+
+class Reader(Protocol):
+    """One or several ways to read a buffer, by name."""
+
+    method: Literal["verified-read", "torch-reduction"]
+    variants: tuple[str, ...]
+    num_threads: int
+
+    def session(self) -> AbstractContextManager[None]:
+        """Around everything that is timed: threads in their places, and out of the way again afterwards."""
+
+    def allocate(self, num_bytes: int) -> Buffer:
+        """A filled buffer of `num_bytes`, a multiple of BUFFER_ALIGN_BYTES. UnavailableError where memory is short."""

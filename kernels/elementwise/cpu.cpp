@@ -1,0 +1,174 @@
+// What stands between the products and the attention of a decode step: embedding row, norms, rotary embedding with the
+// write into the cache, activation, arg max.
+//
+// Storage is bf16 or fp32, arithmetic fp32. Where transformers' Llama and Qwen models round to the storage type in the
+// middle (norms between scaling and weight, the activation before its product), so do we. One row is a few
+// microseconds of work on data that the cache holds, less than waking threads costs: only rows are split over the pool.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "cpu_launch.h"
+#include "simd.h"
+
+namespace {
+
+// Calls body(row) for each of m rows: one on the calling thread, more on the pool.
+template <class Body>
+void for_each_row(cpu_pool* pool, int64_t m, Body body) {
+  for_each_share(m == 1 ? nullptr : pool, m, [&](int64_t begin, int64_t end, int64_t) {
+    for (int64_t row = begin; row < end; ++row) body(row);
+  });
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+template <class T>
+float inverse_rms(const T* x, int64_t size, double eps) {
+  vec squares = {};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const vec value = load(x + i, size - i);
+    squares += value * value;
+  }
+  return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + static_cast<float>(eps));
+}
+
+template <class T>
+vec scaled_by(vec x, float inverse, vec weight) {
+  return rounded_to<T>(rounded_to<T>(x * inverse) * weight);
+}
+
+template <class T>
+void rmsnorm_row(const T* x, const T* weight, double eps, T* out, int64_t size) {
+  const float inverse = inverse_rms(x, size, eps);
+  for (int64_t i = 0; i < size; i += kLanes)
+    store(out + i, scaled_by<T>(load(x + i, size - i), inverse, load(weight + i, size - i)), size - i);
+}
+
+// --- the operations: row-major, contiguous where no stride is given; strides are of rows, in elements -------------
+
+// token_ids [m], table [vocabulary, hidden], out [m, hidden]
+template <class T>
+void embed(const int64_t* token_ids, const T* table, T* out, int64_t m, int64_t hidden, cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    memcpy(out + row * hidden, table + token_ids[row] * hidden, hidden * sizeof(T));
+  });
+}
+
+// x and out [m, hidden], weight [hidden]
+template <class T>
+void rmsnorm(const T* x, const T* weight, double eps, T* out, int64_t m, int64_t hidden, cpu_pool* pool) {
+  for_each_row(pool, m,
+               [=](int64_t row) { rmsnorm_row(x + row * hidden, weight, eps, out + row * hidden, hidden); });
+}
+
+// residual [m, hidden] += delta, rounded to T, then as rmsnorm
+template <class T>
+void add_rmsnorm(T* residual, const T* delta, const T* weight, double eps, T* out, int64_t m, int64_t hidden,
+                 cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    T* x = residual + row * hidden;
+    for (int64_t i = 0; i < hidden; i += kLanes) {
+      const int64_t left = hidden - i;
+      store(x + i, load(x + i, left) + load(delta + row * hidden + i, left), left);
+    }
+    rmsnorm_row(x, weight, eps, out + row * hidden, hidden);
+  });
+}
+
+// One head of one row: RMSNorm over the head if it has a weight, then lane i turns with lane i + head_dim / 2.
+template <class T>
+void rotate_head(const T* x, const T* weight, double eps, const float* cosine, const float* sine, T* out,
+                 int64_t head_dim) {
+  const int64_t half = head_dim / 2;
+  const float inverse = weight == nullptr ? 1.0f : inverse_rms(x, head_dim, eps);
+  for (int64_t i = 0; i < half; i += kLanes) {
+    const int64_t left = half - i;
+    vec low = load(x + i, left), high = load(x + half + i, left);
+    if (weight != nullptr) {
+      low = scaled_by<T>(low, inverse, load(weight + i, left));
+      high = scaled_by<T>(high, inverse, load(weight + half + i, left));
+    }
+    const vec c = load(cosine + i, left), s = load(sine + i, left);
+    store(out + i, low * c - high * s, left);
+    store(out + half + i, high * c + low * s, left);
+  }
+}
+
+// q [m, num_heads, head_dim], k and v [m, num_kv_heads, head_dim]; norm weights [head_dim] or null; cosine and sine
+// [max_context, head_dim / 2]. Row i is position *context - m + i, which must be a place of the caches
+// [num_kv_heads, max_context, head_dim].
+template <class T>
+void qk_norm_rope_cache(const T* q, const T* k, const T* v, const T* q_weight, const T* k_weight, double eps,
+                        const float* cosine, const float* sine, const int64_t* context, T* q_out, T* k_cache,
+                        T* v_cache, int64_t m, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t max_context, int64_t q_stride, int64_t k_stride, int64_t v_stride, cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    const int64_t position = *context - m + row, turn = position * (head_dim / 2);
+    for (int64_t head = 0; head < num_heads; ++head)
+      rotate_head(q + row * q_stride + head * head_dim, q_weight, eps, cosine + turn, sine + turn,
+                  q_out + (row * num_heads + head) * head_dim, head_dim);
+    for (int64_t head = 0; head < num_kv_heads; ++head) {
+      const int64_t place = (head * max_context + position) * head_dim;
+      rotate_head(k + row * k_stride + head * head_dim, k_weight, eps, cosine + turn, sine + turn, k_cache + place,
+                  head_dim);
+      memcpy(v_cache + place, v + row * v_stride + head * head_dim, head_dim * sizeof(T));
+    }
+  });
+}
+
+// gate, up and out [m, size]
+template <class T>
+void silu_mul(const T* gate, const T* up, T* out, int64_t m, int64_t size, int64_t gate_stride, int64_t up_stride,
+              cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    for (int64_t i = 0; i < size; i += kLanes) {
+      const int64_t left = size - i;
+      const vec x = load(gate + row * gate_stride + i, left);
+      const vec activated = rounded_to<T>(x / (1.0f + exp(-x)));
+      store(out + row * size + i, activated * load(up + row * up_stride + i, left), left);
+    }
+  });
+}
+
+// Whether a value may be above `bound` or NaN: never misses one; zeros that pad a ragged end may count as well.
+template <class T>
+bool may_exceed(const T* x, int64_t size, float bound) {
+  vec exceeds = {};
+  for (int64_t i = 0; i < size; i += kLanes)
+    exceeds = load(x + i, size - i) <= bound ? exceeds : broadcast(1.0f);
+  return largest(exceeds) > 0.0f;
+}
+
+// logits [size]: first index of the largest value. As in torch, NaN counts as larger than every number.
+template <class T>
+void argmax(const T* logits, int64_t* token, int64_t size) {
+  constexpr int64_t kBlock = 1024;  // looked at value by value only where it holds a new maximum: a few of hundreds
+  float best = -std::numeric_limits<float>::infinity();
+  *token = 0;
+  for (int64_t begin = 0; begin < size; begin += kBlock) {
+    const int64_t end = std::min(begin + kBlock, size);
+    if (!may_exceed(logits + begin, end - begin, best)) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      const float value = load(logits + i, 1)[0];
+      if (value <= best) continue;
+      *token = i;
+      best = value;
+      if (std::isnan(value)) return;
+    }
+  }
+}
+
+}  // namespace
+
+#define EXPORT_ELEMENTWISE(operation)              \
+  EXPORT_KERNEL(operation##_bf16, operation<bf16>) \
+  EXPORT_KERNEL(operation##_f32, operation<float>)
+
+EXPORT_ELEMENTWISE(embed)
+EXPORT_ELEMENTWISE(rmsnorm)
+EXPORT_ELEMENTWISE(add_rmsnorm)
+EXPORT_ELEMENTWISE(qk_norm_rope_cache)
+EXPORT_ELEMENTWISE(silu_mul)
+EXPORT_ELEMENTWISE(argmax)

@@ -1,0 +1,125 @@
+// Vectors of fp32 as wide as the compiler's target has registers, loaded from and stored to bf16 or fp32.
+//
+// Written with the vector extensions of GCC and clang, so one source gives AVX-512, AVX2, SSE2 and NEON code, chosen
+// by -march. All arithmetic is fp32; bf16 is a storage format, and every store to it rounds to nearest even.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+struct bf16 {
+  uint16_t bits;  // the upper half of the fp32 of the same value
+};
+
+typedef float vec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t vec_bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vec_halves __attribute__((vector_size(kLanes * 2)));
+
+inline vec broadcast(float value) { return value - vec{}; }
+
+// --- storage ---------------------------------------------------------------------------------------------------
+
+inline vec load(const float* from) {
+  vec value;
+  memcpy(&value, from, sizeof value);
+  return value;
+}
+
+inline vec load(const bf16* from) {
+  vec_halves halves;
+  memcpy(&halves, from, sizeof halves);
+  return reinterpret_cast<vec>(__builtin_convertvector(halves, vec_bits) << 16);
+}
+
+// Nearest even; a NaN stays one, where the carry of the rounding could turn it into an infinity or a zero.
+inline vec_bits round_to_bf16(vec value) {
+  const vec_bits bits = reinterpret_cast<vec_bits>(value);
+  const vec_bits rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return value != value ? (bits >> 16) | 0x40 : rounded;
+}
+
+inline void store(float* to, vec value) { memcpy(to, &value, sizeof value); }
+
+inline void store(bf16* to, vec value) {
+  const vec_halves halves = __builtin_convertvector(round_to_bf16(value), vec_halves);
+  memcpy(to, &halves, sizeof halves);
+}
+
+// The value as it would come back from a T: for sums and products that the reference model rounds in between.
+template <class T>
+vec rounded_to(vec value);
+template <>
+inline vec rounded_to<float>(vec value) {
+  return value;
+}
+template <>
+inline vec rounded_to<bf16>(vec value) {
+  return reinterpret_cast<vec>(round_to_bf16(value) << 16);
+}
+
+// The ragged end of a row: the first `count` lanes (all of them where more are left), zeros behind.
+template <class T>
+inline vec load(const T* from, int64_t count) {
+  if (count >= kLanes) return load(from);
+  T lanes[kLanes] = {};
+  memcpy(lanes, from, count * sizeof(T));
+  return load(lanes);
+}
+
+template <class T>
+inline void store(T* to, vec value, int64_t count) {
+  if (count >= kLanes) return store(to, value);
+  T lanes[kLanes];
+  store(lanes, value);
+  memcpy(to, lanes, count * sizeof(T));
+}
+
+// --- across lanes ----------------------------------------------------------------------------------------------
+
+// Halves the vector until one lane is left: a tree, so that its depth and its rounding error are log2(kLanes).
+template <class Combine>
+inline float reduce(vec value, Combine combine) {
+  float lanes[kLanes];
+  memcpy(lanes, &value, sizeof lanes);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] = combine(lanes[i], lanes[i + half]);
+  return lanes[0];
+}
+
+inline float sum(vec value) {
+  return reduce(value, [](float a, float b) { return a + b; });
+}
+
+inline float largest(vec value) {
+  return reduce(value, [](float a, float b) { return a > b ? a : b; });
+}
+
+// --- functions -------------------------------------------------------------------------------------------------
+
+inline vec max(vec a, vec b) { return a > b ? a : b; }
+
+// exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2: exp(r) by its Taylor series, whose first missing term
+// is below 6e-9 there, and 2^n by writing n into the exponent. Within 2 units in the last place; x is clamped to
+// [-87, 88], so the result is always a normal number. NaN stays NaN.
+inline vec exp(vec x) {
+  x = x < -87.0f ? broadcast(-87.0f) : x;
+  x = x > 88.0f ? broadcast(88.0f) : x;
+  // Adding 1.5 * 2^23 leaves the rounded integer in the low bits of the mantissa; 127 is the exponent's bias.
+  constexpr float kShift = 12582912.0f + 127.0f;
+  const vec shifted = x * 1.44269504f + kShift;
+  const vec n = shifted - kShift;
+  const vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts, the first exact in few bits
+  vec series = broadcast(1.0f / 5040);
+  for (const float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
+    series = series * r + coefficient;
+  return series * reinterpret_cast<vec>(reinterpret_cast<vec_bits>(shifted) << 23);
+}

@@ -1,0 +1,69 @@
+"""What all tests share: a cache of their own, kernels that are built once a session, and skips for what is not here."""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from types import ModuleType
+
+import pytest
+
+from harness.cpu_pool import CpuPool
+from harness.errors import UnavailableError
+from harness.kernel_build import find_compiler, kernel_source
+
+
+def _no_compiler() -> bool:
+    try:
+        find_compiler()
+    except UnavailableError:
+        return True
+    return False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {
+        "torch": importlib.util.find_spec("torch") is None,
+        "compiler": _no_compiler(),
+        "reference": importlib.util.find_spec("transformers") is None,
+    }
+    for item in items:
+        for marker, is_missing in missing.items():
+            if is_missing and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"no {marker} here"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kernels are built once a session, and nobody's own cache is read or written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    """A cache of this test's own; returns the folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "llm-decode-harness"
+
+
+@pytest.fixture(scope="session")
+def cpu_pool() -> Iterator[CpuPool]:
+    """At most two threads: tests want several, not all of a large machine's. Tests that use it are marked compiler."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    with CpuPool(cores) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def kernel_reference() -> Callable[[str], ModuleType]:
+    """Loads kernels/<op>/reference.py, which is data and not a package, under a private name."""
+
+    def load(op: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"_kernel_reference_{op}", kernel_source(op, "reference.py"))
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

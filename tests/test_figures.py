@@ -1,0 +1,126 @@
+"""Events to figures, each by hand."""
+
+import pytest
+
+from harness.figures import find_roof, finished_repeats, request_figures, utilization
+from harness.specs.record import ChunkEvent, EndEvent, Event, KernelReadEvent, ProbeEvent, ProbeReading, SendEvent
+from harness.specs.step import DecodeTraffic
+
+TRAFFIC = DecodeTraffic(
+    tensors_source="config", weight_read_bytes=1_000_000, embedding_row_bytes=10, kv_bytes_per_context_token=100,
+    resident_weight_bytes=1_000_000, linear_flop=1_000_000, attention_flop_per_context_token=50,
+)  # fmt: skip
+
+
+def probe(slot: int, rate: float) -> ProbeEvent:
+    return ProbeEvent(slot=slot, reading=reading(rate))
+
+
+def reading(rate: float) -> ProbeReading:
+    return ProbeReading(pass_bytes=1000, passes_s=(1000 / rate, 1000 / rate, 9e9), variant="x")
+
+
+def request(repeat: int, sent: float, arrivals: list[float], prompt: int = 5) -> list[Event]:
+    events: list[Event] = [SendEvent(repeat=repeat, time_s=sent, num_prompt_tokens=prompt)]
+    events += [ChunkEvent(repeat=repeat, time_s=time, token_ids=(7,)) for time in arrivals]
+    return [*events, EndEvent(repeat=repeat, time_s=(arrivals or [sent])[-1] + 9)]
+
+
+def figures(events: list[Event], index: int = 0):
+    repeats = finished_repeats(events)
+    return request_figures(repeats[index], TRAFFIC, find_roof(events))
+
+
+def test_ttft_tpot_and_throughput() -> None:
+    found = figures(request(0, 10.0, [12.0, 12.5, 13.5, 14.0]))
+    assert found.ttft_s == 2.0
+    assert found.tpot_s == pytest.approx(2.0 / 3)  # (14 - 12) / (4 - 1); the end, 9 s later, is no token
+    assert found.throughput_tokens_per_s == 1.0  # 4 tokens in 14 - 10 s
+    assert found.util_frac is None, "no probe, no utilization"
+
+
+def test_one_token_has_no_tpot() -> None:
+    found = figures(request(0, 10.0, [12.0]))
+    assert (found.ttft_s, found.tpot_s, found.util_frac) == (2.0, None, None)
+
+
+def test_no_token_has_no_figures() -> None:
+    found = figures(request(0, 10.0, []))
+    assert (found.num_output_tokens, found.ttft_s, found.tpot_s, found.throughput_tokens_per_s) == (0, None, None, None)
+
+
+def test_empty_chunks_are_no_first_token() -> None:
+    """A role-only chunk, or one with empty content, carries no token: it must not end the wait."""
+    events = request(0, 10.0, [12.0, 13.0])
+    events.insert(1, ChunkEvent(repeat=0, time_s=10.001, token_ids=()))
+    assert figures(events).ttft_s == 2.0
+
+
+def test_several_tokens_in_a_chunk_count_as_several() -> None:
+    events = request(0, 0.0, [1.0])
+    events.insert(2, ChunkEvent(repeat=0, time_s=3.0, token_ids=(1, 2, 3)))
+    repeat = finished_repeats(events)[0]
+    assert (repeat.num_tokens, repeat.num_decode_steps) == (4, 3)
+    assert figures(events).tpot_s == pytest.approx(2.0 / 3)
+
+
+def test_contexts_of_the_steps() -> None:
+    """5 prompt tokens: the step that yields token 2 takes token 1 in at position 5, so it attends to 6 positions."""
+    assert list(finished_repeats(request(0, 0.0, [1.0, 2.0, 3.0]))[0].step_contexts()) == [6, 7]
+
+
+def test_utilization_is_floors_over_times() -> None:
+    events = [probe(0, 1e6), *request(0, 0.0, [1.0, 3.0, 5.0]), probe(1, 1e6)]
+    floor_s = (2 * (1_000_000 + 10) + 100 * (7 + 8)) / 1e6  # contexts 6 and 7, each with one position written
+    found = figures(events)
+    assert found.roof_read_bytes_per_s == pytest.approx(1e6)
+    assert found.util_frac == pytest.approx(floor_s / 4.0)
+    util, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof(events))
+    assert util == pytest.approx(floor_s / 4.0)
+    assert interval == pytest.approx((util * 0.97, util * 1.03))
+    assert method == "roof uncertainty; one repeat"
+
+
+def test_each_repeat_is_judged_by_its_own_readings() -> None:
+    events = [
+        probe(0, 1e6), *request(0, 0.0, [1.0, 2.0]), probe(1, 3e6), *request(1, 9.0, [10.0, 11.0]), probe(2, 5e6),
+    ]  # fmt: skip
+    roof = find_roof(events)
+    assert roof.by_repeat == pytest.approx({0: 2e6, 1: 4e6})
+    assert roof.drift_frac == pytest.approx(4.0)
+    assert roof.uncertainty_frac == pytest.approx((0.5 + 0.25) / 2)  # half of 2/2 and of 2/4
+    assert roof.source == "probe"
+
+
+def test_uncertainty_is_at_least_three_per_cent() -> None:
+    assert find_roof([probe(0, 1e6), probe(1, 1e6)]).uncertainty_frac == 0.03
+
+
+def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> None:
+    """Measured while the machine was twice as slow: the ratio counts, not the rate."""
+    reads = [
+        KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.55e6,), reading=reading(0.5e6)) for _ in range(3)
+    ]
+    slow = [KernelReadEvent(kernel="other", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))]
+    roof = find_roof([*reads, *slow, probe(0, 1e6), probe(1, 1e6)])
+    assert roof.by_repeat[0] == pytest.approx(1.1e6)
+    assert roof.probe_read_bytes_per_s == pytest.approx(1e6)
+    assert roof.source == "kernel gemv, 1.100 x the probe beside it"
+    lucky = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1e-4,), reading=reading(0.5e6))
+    assert find_roof([*reads, lucky, probe(0, 1e6), probe(1, 1e6)]).by_repeat[0] == pytest.approx(1.1e6)
+
+
+def test_a_slower_kernel_does_not_lower_the_roof() -> None:
+    slow = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))
+    assert find_roof([slow, probe(0, 1e6), probe(1, 1e6)]).by_repeat[0] == pytest.approx(1e6)
+
+
+def test_an_unfinished_repeat_is_no_figure() -> None:
+    events = [*request(0, 0.0, [1.0, 2.0]), SendEvent(repeat=1, time_s=3.0, num_prompt_tokens=5)]
+    assert [repeat.send.repeat for repeat in finished_repeats(events)] == [0]
+
+
+def test_a_repeat_without_a_reading_after_it_has_no_roof() -> None:
+    events = [probe(0, 1e6), *request(0, 0.0, [1.0, 2.0])]
+    assert find_roof(events).by_repeat == {}
+    assert figures(events).util_frac is None

@@ -1,0 +1,167 @@
+"""Run folders survive kills, full disks and read-only places; a record is always whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.bench import run_bench
+from harness.errors import ConfigError
+from harness.records import RECORD, SAMPLES, RunFolder, find_run, list_runs, load_events, load_record
+from harness.report.runs import comparison_rows, recompute_run, run_rows
+from harness.specs.record import EndEvent, RunRecord
+from harness.specs.run import RunConfig
+
+CONFIG = RunConfig.model_validate(
+    {
+        "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "scripted"},
+        "workload": {"input_tokens": 8, "output_tokens": 40, "repeats": 3},
+    }
+)  # fmt: skip
+
+
+def made(parent: Path, config: RunConfig = CONFIG) -> tuple[Path, RunRecord]:
+    folder, record, _ = run_bench(config, parent, lambda line: None)
+    return folder, record
+
+
+def test_a_run_leaves_record_samples_and_log(tmp_path: Path) -> None:
+    folder, record = made(tmp_path)
+    assert load_record(folder) == record
+    assert record.status == "done"
+    assert len(load_events(folder)) == 4 + 3 * (1 + 40 + 1) + 1  # readings, three requests, evidence
+    assert "repeat 3 of 3" in (folder / "log.txt").read_text()
+    assert folder.name.split("-")[1:3] == ["scripted", "t"]
+    assert not [path for path in folder.iterdir() if path.name not in (RECORD, SAMPLES, "log.txt")]
+
+
+def test_figures_are_recomputable_from_the_samples(tmp_path: Path) -> None:
+    folder, record = made(tmp_path)
+    assert recompute_run(folder) == record.analysis
+    assert load_record(folder) == record
+
+
+def test_a_torn_last_line_is_left_out_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path)
+    whole = load_events(folder)
+    with (folder / SAMPLES).open("ab") as samples:
+        samples.write(b'{"event": "end", "rep')
+    assert load_events(folder) == whole
+    with (folder / SAMPLES).open("ab") as samples:
+        samples.write(b"\n")
+    with pytest.raises(ConfigError, match=rf"{SAMPLES}:{len(whole) + 1}"):
+        load_events(folder)
+
+
+def test_a_run_in_progress_is_running_and_one_without_a_writer_is_interrupted(tmp_path: Path) -> None:
+    _, record = made(tmp_path)
+    with RunFolder.create(tmp_path, "cpu", "t") as folder:
+        folder.write(record.model_copy(update={"status": "running", "analysis": None}))
+        folder.append(EndEvent(repeat=0, time_s=1.0))
+        assert load_record(folder.path).status == "running"
+        with pytest.raises(ConfigError, match="still being measured"):
+            recompute_run(folder.path)
+    assert load_record(folder.path).status == "interrupted"
+
+
+def test_two_runs_of_one_name_in_one_second_do_not_meet(tmp_path: Path) -> None:
+    names = {made(tmp_path)[0].name for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_find_run_by_part_and_refuse_what_is_not_one(tmp_path: Path) -> None:
+    (folder, _), (other, _) = made(tmp_path), made(tmp_path)
+    assert find_run(tmp_path, folder.name[-8:]) == folder
+    assert find_run(tmp_path, folder.name) == folder
+    assert find_run(Path("/nowhere"), str(other)) == other
+    with pytest.raises(ConfigError, match="part of 2 runs"):
+        find_run(tmp_path, "scripted")
+    with pytest.raises(ConfigError, match="no run"):
+        find_run(tmp_path, "absent")
+
+
+def test_an_unreadable_record_does_not_hide_the_others(tmp_path: Path) -> None:
+    (bad, _), (good, _) = made(tmp_path), made(tmp_path)
+    (bad / RECORD).write_text("{")
+    rows = {row["run"]: row for row in run_rows(tmp_path)}
+    assert rows[bad.name]["status"] == "unreadable"
+    assert rows[good.name]["status"] == "done"
+
+
+def test_a_record_of_another_version_is_refused_by_field(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path)
+    text = (folder / RECORD).read_text().replace('"schema_version": 1', '"schema_version": 99')
+    (folder / RECORD).write_text(text)
+    with pytest.raises(ConfigError, match="schema_version"):
+        load_record(folder)
+
+
+def test_comparison_shows_figures_and_what_differs(tmp_path: Path) -> None:
+    _, a = made(tmp_path)
+    slower = CONFIG.model_copy(update={"engine": CONFIG.engine.model_copy(update={"util_frac": 0.5})})
+    _, b = made(tmp_path, slower)
+    rows = {row["figure"]: row for row in comparison_rows([a, b])}
+    assert rows["verdict"][a.run_id] == "approaching"
+    assert rows["verdict"][b.run_id] == "underfed"
+    assert rows["config.engine.util_frac"][b.run_id] == 0.5
+    assert "config.workload.repeats" not in rows
+    with pytest.raises(ConfigError, match="one run alone"):
+        comparison_rows([a])
+
+
+def test_samples_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    folder, record = made(tmp_path)
+    assert "hf_verysecret" not in (folder / RECORD).read_text()
+    assert "HF_TOKEN" in record.environment.secret_variables
+    assert record.environment.variables["OMP_NUM_THREADS"] == "2"
+
+
+def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
+    assert list(list_runs(tmp_path / "absent")) == []
+
+
+def test_a_parent_that_is_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--runs-dir"):
+        RunFolder.create(tmp_path / "file", "cpu", "t")
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from harness.records import RunFolder, load_record
+from harness.specs.record import EndEvent, RunRecord
+record = load_record(Path(sys.argv[1])).model_copy(update={"status": "running", "analysis": None})
+with RunFolder.create(Path(sys.argv[2]), "cpu", "killed") as folder:
+    folder.write(record)
+    print(folder.path, flush=True)
+    for number in range(10**9):
+        folder.append(EndEvent(repeat=number, time_s=number))
+        folder.write(record.model_copy(update={"run_id": str(number)}))
+"""
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.013, 0.05, 0.11])
+def test_kill_9_at_any_point_leaves_a_whole_record_and_its_samples(tmp_path: Path, delay_s: float) -> None:
+    done, _ = made(tmp_path / "done")
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(done), str(tmp_path)], stdout=subprocess.PIPE, text=True, env={**os.environ}
+    )
+    assert writer.stdout is not None
+    folder = Path(writer.stdout.readline().strip())
+    time.sleep(delay_s)
+    assert load_record(folder).status == "running"
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    record = load_record(folder)
+    assert record.status == "interrupted"
+    events = load_events(folder)
+    assert [event.repeat for event in events if isinstance(event, EndEvent)] == list(range(len(events)))
+    if record.run_id.isdigit():
+        assert len(events) >= int(record.run_id)

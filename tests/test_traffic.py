@@ -1,0 +1,162 @@
+"""Bytes of a step against numbers worked out by hand, and properties that must hold for every model."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import CheckpointError
+from harness.models import resolve_model
+from harness.roofline import memory_floor_s
+from harness.specs.layout import model_tensors
+from harness.specs.model import ModelSpec
+from harness.specs.tensor import TensorMeta
+from harness.traffic import decode_traffic, prefill_flop
+
+settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("suite")
+
+
+def spec(**changes: object) -> ModelSpec:
+    small = {
+        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_attention_heads": 4,
+        "num_kv_heads": 2, "head_dim": 32, "vocab_size": 100, "max_position_embeddings": 128,
+        "tie_word_embeddings": True, "qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": True,
+        "rms_norm_eps": 1e-6, "rope_theta": 1e4, "dtype": "BF16",
+    }  # fmt: skip
+    return ModelSpec.model_validate(small | changes)
+
+
+def traffic_of(name: str):
+    model = resolve_model(name)
+    return decode_traffic(model.spec, model_tensors(model.spec), "config")
+
+
+def test_llama2_7b_cache_is_2_gib_at_4096_tokens() -> None:
+    # 2 (k, v) x 32 layers x 32 heads x 128 x 2 B = 524,288 B a position; x 4096 = 2 GiB
+    assert traffic_of("llama-2-7b").kv_bytes_per_context_token == 524_288
+    assert traffic_of("llama-2-7b").kv_bytes_per_context_token * 4096 == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("name", "roof", "floor_ms"),
+    [
+        # Parameters x 2 B less the input embedding, which is not read:
+        # 13,015,864,320 - 32,000 x 5,120 = 12,852,024,320 -> 25,704,048,640 B
+        ("llama-2-13b", 2.0e12, 12.852024320),
+        ("llama-2-13b", 3.35e12, 25_704_048_640 / 3.35e9),
+        # 68,976,648,192 - 32,000 x 8,192 = 68,714,504,192 -> 137,429,008,384 B: 41.0 ms, not 140 GB / 3.35 = 42
+        ("llama-2-70b", 2.0e12, 68.714504192),
+        ("llama-2-70b", 3.35e12, 41.0236),
+        # 70,553,706,496 - 128,256 x 8,192 = 69,503,033,344 -> 139,006,066,688 B
+        ("llama-3-70b", 3.35e12, 41.4944),
+    ],
+)
+def test_floors_by_exact_bytes_read(name: str, roof: float, floor_ms: float) -> None:
+    weights = traffic_of(name).weight_read_bytes
+    assert memory_floor_s(weights, roof) * 1e3 == pytest.approx(floor_ms, abs=5e-4)
+
+
+def test_qwen3_0_6b_by_hand() -> None:
+    # One layer: qkv (2048 + 2 x 1024) x 1024, o 1024 x 2048, gate_up 2 x 3072 x 1024, down 1024 x 3072,
+    # norms 2 x 1024 + 2 x 128 = 15,730,944 parameters; 28 of them, the final norm 1024, the tied head 151,936 x 1024.
+    layer = (2048 + 2 * 1024) * 1024 + 1024 * 2048 + 2 * 3072 * 1024 + 1024 * 3072 + 2 * 1024 + 2 * 128
+    assert layer == 15_730_944
+    traffic = traffic_of("qwen3-0.6b")
+    assert traffic.weight_read_bytes == 2 * (28 * layer + 1024 + 151_936 * 1024) == 1_192_099_840
+    assert traffic.embedding_row_bytes == 2048
+    assert traffic.kv_bytes_per_context_token == 2 * 28 * 8 * 128 * 2 == 114_688
+    # a step at context c: weights, one embedding row, c positions read and one written
+    assert traffic.step_bytes(100) == 1_192_099_840 + 2048 + 101 * 114_688
+
+
+def test_one_multiply_add_is_two_flop() -> None:
+    traffic = traffic_of("qwen3-0.6b")
+    products = 28 * ((2048 + 2 * 1024) * 1024 + 1024 * 2048 + 3 * 3072 * 1024) + 151_936 * 1024
+    assert traffic.linear_flop == 2 * products
+    assert traffic.step_flop(10) - traffic.step_flop(9) == 4 * 28 * 2048
+
+
+def test_prefill_flop_of_one_token_is_a_step_with_context_one() -> None:
+    model = resolve_model("qwen3-0.6b").spec
+    assert prefill_flop(model, 1) == traffic_of("qwen3-0.6b").step_flop(1)
+
+
+def test_a_tied_head_is_read_though_the_checkpoint_has_no_tensor_for_it() -> None:
+    tied, untied = spec(), spec(tie_word_embeddings=False)
+    assert "lm_head.weight" not in {tensor.name for tensor in model_tensors(tied)}
+    bytes_tied = decode_traffic(tied, model_tensors(tied), "config").weight_read_bytes
+    assert bytes_tied == decode_traffic(untied, model_tensors(untied), "config").weight_read_bytes
+
+
+def test_an_untied_head_that_is_absent_is_read_all_the_same() -> None:
+    untied = spec(tie_word_embeddings=False)
+    without = [tensor for tensor in model_tensors(untied) if tensor.name != "lm_head.weight"]
+    whole = decode_traffic(untied, model_tensors(untied), "headers").weight_read_bytes
+    assert decode_traffic(untied, without, "headers").weight_read_bytes == whole
+
+
+def test_a_tied_head_that_the_checkpoint_repeats_is_read_once() -> None:
+    tied = spec()
+    twice = [*model_tensors(tied), TensorMeta(name="lm_head.weight", dtype="BF16", shape=(100, 64))]
+    once = decode_traffic(tied, model_tensors(tied), "headers")
+    assert decode_traffic(tied, twice, "headers").weight_read_bytes == once.weight_read_bytes
+
+
+def test_packed_types_count_as_they_lie_in_the_file() -> None:
+    tensors = model_tensors(spec())
+    packed = [
+        tensor.model_copy(update={"dtype": "I32", "shape": (tensor.shape[0] // 8, tensor.shape[1])})
+        if tensor.name.endswith("down_proj.weight") else tensor
+        for tensor in tensors
+    ]  # fmt: skip
+    less = decode_traffic(spec(), tensors, "headers").weight_read_bytes - 2 * 64 * 96 * 2 + 2 * (64 // 8) * 96 * 4
+    assert decode_traffic(spec(), packed, "headers").weight_read_bytes == less
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.7.mlp.up_proj.weight", "visual.patch_embed.weight", "model.norm.bias", "mtp.fc.weight"]
+)
+def test_a_tensor_of_no_known_part_is_refused_by_name(name: str) -> None:
+    tensors = [*model_tensors(spec()), TensorMeta(name=name, dtype="BF16", shape=(2, 2))]
+    with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+        decode_traffic(spec(), tensors, "headers")
+
+
+def test_a_missing_embedding_is_refused() -> None:
+    tensors: Sequence[TensorMeta] = [t for t in model_tensors(spec()) if "embed" not in t.name]
+    with pytest.raises(CheckpointError, match="embed_tokens"):
+        decode_traffic(spec(), tensors, "headers")
+
+
+def test_rotary_buffers_of_old_checkpoints_are_not_read() -> None:
+    buffer = TensorMeta(name="model.layers.0.self_attn.rotary_emb.inv_freq", dtype="F32", shape=(16,))
+    plain = decode_traffic(spec(), model_tensors(spec()), "headers").weight_read_bytes
+    assert decode_traffic(spec(), [*model_tensors(spec()), buffer], "headers").weight_read_bytes == plain
+
+
+dims = st.integers(1, 8)
+
+
+@given(
+    layers=dims, kv_heads=dims, group=dims, head_dim=st.sampled_from([16, 64, 128]), hidden=st.integers(1, 64),
+    inter=st.integers(1, 64), vocab=st.integers(2, 500), tied=st.booleans(), bias=st.booleans(), context=st.integers(1, 9999),
+)  # fmt: skip
+def test_properties(layers, kv_heads, group, head_dim, hidden, inter, vocab, tied, bias, context) -> None:
+    model = spec(
+        num_layers=layers, num_kv_heads=kv_heads, num_attention_heads=kv_heads * group, head_dim=head_dim,
+        hidden_size=hidden, intermediate_size=inter, vocab_size=vocab, tie_word_embeddings=tied, qkv_bias=bias,
+    )  # fmt: skip
+    tensors = model_tensors(model)
+    traffic = decode_traffic(model, tensors, "config")
+    embedding = 2 * vocab * hidden
+    # everything resident is read, but the input embedding when it is not the head
+    assert traffic.weight_read_bytes == traffic.resident_weight_bytes - (0 if tied else embedding)
+    assert traffic.embedding_row_bytes == 2 * hidden
+    # the cache does not depend on how many query heads share a key head
+    assert traffic.kv_bytes_per_context_token == 2 * layers * kv_heads * head_dim * 2
+    assert traffic.step_bytes(context + 1) - traffic.step_bytes(context) == traffic.kv_bytes_per_context_token
+    # bf16 decode does about one FLOP a byte of weight: 2 FLOP a 2-byte weight, norms and biases less
+    assert traffic.linear_flop <= traffic.weight_read_bytes
+    assert prefill_flop(model, context) >= context * 2 * layers * 3 * hidden * inter

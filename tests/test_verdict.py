@@ -1,0 +1,129 @@
+"""The verdict and its cause, from scripted truth: every band, every refusal, every cause."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.bench import run_bench
+from harness.specs.record import Analysis, Evidence, LaunchClass
+from harness.specs.run import RunConfig
+from harness.verdict import Measured, find_cause, judge
+
+
+def scripted(tmp_path: Path, workload: dict[str, Any] | None = None, **engine: Any) -> Analysis:
+    """A whole bench run on a scripted engine."""
+    config = {
+        "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "scripted", **engine},
+        "workload": {"input_tokens": 32, "output_tokens": 64, **(workload or {})},
+    }  # fmt: skip
+    _, record, _ = run_bench(RunConfig.model_validate(config), tmp_path, lambda line: None)
+    assert record.analysis is not None
+    return record.analysis
+
+
+@pytest.mark.parametrize(
+    ("truth", "verdict"),
+    [(0.5, "underfed"), (0.69, "underfed"), (0.71, "approaching"), (0.8, "approaching"), (0.89, "approaching"),
+     (0.91, "at-wall"), (0.95, "at-wall"), (1.0, "at-wall"), (1.02, "at-wall"), (1.05, "invalid"), (1.3, "invalid")],
+)  # fmt: skip
+def test_bands(tmp_path: Path, truth: float, verdict: str) -> None:
+    found = scripted(tmp_path, util_frac=truth)
+    assert found.verdict == verdict
+    assert found.util_frac == pytest.approx(truth, rel=1e-6)
+
+
+@pytest.mark.parametrize(("truth", "verdict"), [(0.5, "underfed"), (0.8, "approaching"), (0.95, "at-wall"), (1.3, "invalid")])
+@pytest.mark.parametrize("drift", [-0.3, 0.3])
+def test_a_machine_that_drifts_gets_the_same_verdict(tmp_path: Path, truth: float, verdict: str, drift: float) -> None:
+    found = scripted(
+        tmp_path, util_frac=truth, bandwidth_drift_frac=drift, step_noise_frac=0.02, probe_noise_frac=0.01,
+        repeat_noise_frac=0.005,
+    )  # fmt: skip
+    assert found.verdict == verdict
+    assert found.util_frac == pytest.approx(truth, rel=0.03)
+    assert found.probe_drift_frac == pytest.approx(drift, abs=0.06)
+    assert any("probe moved" in warning for warning in found.warnings)
+
+
+def test_few_steps_are_invalid(tmp_path: Path) -> None:
+    assert scripted(tmp_path, {"output_tokens": 33}).verdict == "approaching"
+    found = scripted(tmp_path, {"output_tokens": 32})
+    assert (found.verdict, found.util_frac is None) == ("invalid", False)
+    assert "31 decode steps" in found.reason
+
+
+def test_one_output_token_has_no_tpot_and_no_verdict(tmp_path: Path) -> None:
+    found = scripted(tmp_path, {"output_tokens": 1})
+    assert (found.verdict, found.tpot_s, found.util_frac, found.floor_s) == ("invalid", None, None, None)
+    assert found.ttft_s is not None
+
+
+def test_a_server_that_stops_early_is_invalid(tmp_path: Path) -> None:
+    found = scripted(tmp_path, stop_after=50)
+    assert found.verdict == "invalid"
+    assert "50 tokens instead of the fixed 64" in found.reason
+    natural = scripted(tmp_path, {"mode": "natural-stop"}, stop_after=50)
+    assert natural.verdict == "approaching"
+
+
+def test_cache_resident_is_invalid_and_explained(tmp_path: Path) -> None:
+    found = scripted(tmp_path, cache_bytes=2 * 1024**3)
+    assert found.verdict == "invalid"
+    assert "cache-resident" in found.reason
+
+
+def test_noise_between_repeats_is_unstable(tmp_path: Path) -> None:
+    found = scripted(tmp_path, repeat_noise_frac=0.3)
+    assert found.verdict == "unstable"
+    assert "wider than" in found.reason
+
+
+def test_a_roof_that_moves_between_two_readings_is_unstable(tmp_path: Path) -> None:
+    found = scripted(tmp_path, {"repeats": 2}, util_frac=0.8, bandwidth_drift_frac=-0.8)
+    assert found.verdict == "unstable"
+
+
+def test_gaps_are_the_cause_when_they_lose_most(tmp_path: Path) -> None:
+    found = scripted(tmp_path, util_frac=0.98, gap_s=0.04)
+    assert (found.verdict, found.cause) == ("underfed", "outside-kernels")
+    assert "graph" in found.next_step
+
+
+def test_slow_linears_are_the_cause(tmp_path: Path) -> None:
+    assert scripted(tmp_path, util_frac=0.6).cause == "linear-path"
+
+
+def test_a_cache_read_slowly_is_the_cause(tmp_path: Path) -> None:
+    """2,000 positions of cache are a sixth of the bytes; read at a fifth of the roof they lose most of the time."""
+    found = scripted(tmp_path, {"input_tokens": 2000}, util_frac=0.97, kv_util_frac=0.2)
+    assert (found.verdict, found.cause) == ("underfed", "attention-path")
+
+
+def test_without_evidence_the_cause_is_unknown(tmp_path: Path) -> None:
+    assert scripted(tmp_path, util_frac=0.5, explains=False).cause == "unknown"
+
+
+def test_at_the_wall_the_wall_is_the_cause(tmp_path: Path) -> None:
+    found = scripted(tmp_path, util_frac=0.95)
+    assert found.cause == "memory-bandwidth"
+    assert "fewer bytes" in found.next_step
+
+
+def measured(**changes: Any) -> Measured:
+    base = dict(
+        util_frac=0.5, interval_frac=(0.49, 0.51), roof_read_bytes_per_s=1e9, roof_uncertainty_frac=0.03,
+        num_decode_steps=100, working_set_bytes=1e9, cache_bytes=1000, mean_floor_s=1.0, evidence=None,
+    )  # fmt: skip
+    return Measured(**(base | changes))
+
+
+def test_no_roof_is_no_verdict() -> None:
+    assert judge(measured(util_frac=None, roof_read_bytes_per_s=None)).verdict == "no-roof"
+
+
+def test_a_loss_spread_evenly_has_no_single_cause() -> None:
+    parts = tuple(LaunchClass(name=name, step_s=0.4, read_bytes=100_000_000) for name in ("a", "b", "c"))
+    cause, why = find_cause(measured(evidence=Evidence(num_steps=9, step_s=2.0, outside_kernels_s=0.1, classes=parts)))
+    assert cause == "unknown"
+    assert "no single part" in why

@@ -1,7 +1,7 @@
 """`harness bench`: one request after another, each between two readings of the roof, and the judgement of them all.
 
 The order is the method (docs/definitions.md, "Order of a run"): the probe's buffer before the engine's memory, a
-warm-up with a prompt that no repeat uses, then probe, repeat, probe, repeat, ..., probe; the instrumented pass comes
+warm-up with a prompt that no repeat uses, then probe, request, probe for each repeat; the instrumented pass comes
 last, since its instruments cost time.
 """
 
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Literal
 
 from harness.analysis import RunFacts, analyse
 from harness.engines.base import Engine, Request, Rig
@@ -165,17 +166,17 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
         for event in engine.kernel_reads(probe.read):
             run.folder.append(event)
     for repeat, request in enumerate(requests):
-        _read_roof(run, probe, repeat)
         run.say(f"repeat {repeat + 1} of {work.repeats}")
+        _read_roof(run, probe, repeat, "before")
         _one_request(run, engine, request, repeat)
-    _read_roof(run, probe, work.repeats)
+        _read_roof(run, probe, repeat, "after")
     run.say("instrumented pass: where a step's time goes")
     run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
 
 
-def _read_roof(run: Run, probe: Probe | None, slot: int) -> None:
+def _read_roof(run: Run, probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> None:
     if probe is not None:
-        run.folder.append(ProbeEvent(slot=slot, reading=probe.read()))
+        run.folder.append(ProbeEvent(repeat=repeat, place=place, reading=probe.read()))
 
 
 def _one_request(run: Run, engine: Engine, request: Request, repeat: int) -> None:

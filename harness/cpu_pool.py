@@ -16,15 +16,15 @@ __all__ = ["CpuPool", "physical_cores"]
 class CpuPool:
     """Threads pinned to `cores`, one each; the thread that launches works as the one on cores[0].
 
-    Kernels take `handle` where a GPU kernel takes a stream (kernels/cpu_pool.h). Launches are synchronous, and one
-    thread at a time may launch, park or close. Between launches the workers spin for about 2 ms and then sleep;
-    `park()` sends them to sleep at once.
+    Kernels take `handle` where a GPU kernel takes a stream (kernels/cpu_pool.h). Launches are synchronous,
+    and one thread at a time may launch, park or close. Between launches the workers spin for about 2 ms and
+    then sleep; `park()` sends them to sleep at once.
 
-    Not inherited by fork(): a child process has the handle but not the threads, so a launch there would wait for
-    ever. A child makes its own pool, and its close() of an inherited one does nothing.
+    Not inherited by fork(): a child process has the handle but not the threads, so a launch there would wait
+    for ever. A child makes its own pool, and its close() of an inherited one does nothing.
 
-    cores: logical CPUs, distinct; by default one for each physical core. Raises ConfigError for an empty list,
-    duplicates, or a core that this process may not use; UnavailableError where the pool can't be built.
+    cores: logical CPUs, distinct; by default one for each physical core. Raises ConfigError for an empty
+    list, duplicates, or a core that this process may not use; UnavailableError where the pool can't be built.
     """
 
     def __init__(self, cores: Sequence[int] | None = None) -> None:
@@ -36,7 +36,9 @@ class CpuPool:
         self._handle: int | None = self._library.cpu_pool_create(array, len(self.cores))
         if self._handle is None:
             reason = os.strerror(ctypes.get_errno())
-            raise UnavailableError(f"can't start threads on cores {self.cores}: {reason}", "use fewer threads")
+            raise UnavailableError(
+                f"can't start threads on cores {self.cores}: {reason}", "use fewer threads"
+            )
 
     @property
     def handle(self) -> int:
@@ -58,8 +60,8 @@ class CpuPool:
     def pinned(self) -> Iterator[None]:
         """Pins the calling thread to cores[0], and on leaving restores its old mask and parks the workers.
 
-        A thread that is created inside inherits the mask: OpenMP would put all of its threads on cores[0]. So torch
-        must have started its threads before (one matrix product after set_num_threads is enough).
+        A thread that is created inside inherits the mask: OpenMP would put all of its threads on cores[0]. So
+        torch must have started its threads before (one matrix product after set_num_threads is enough).
         """
         before = os.sched_getaffinity(0)  # 0 is the calling thread, not the process
         os.sched_setaffinity(0, {self.cores[0]})

@@ -101,17 +101,22 @@ def find_roof(events: Sequence[Event]) -> Roof:
     moves, the two are comparable only when measured side by side, so the kernel enters as a ratio. Uncertainty is half
     the difference of the two readings over their mean, the median over repeats, at least 3 per cent.
     """
-    rates = {event.slot: reading_rate(event.reading) for event in events if isinstance(event, ProbeEvent)}
+    readings = [event for event in events if isinstance(event, ProbeEvent)]
+    rates = [reading_rate(event.reading) for event in readings]
     kernel, ratio = _fastest_kernel(events)
-    slots = sorted(rates)
-    pairs = {slot: (rates[slot], rates[slot + 1]) for slot in slots if slot + 1 in rates}
+    at = {(event.repeat, event.place): rate for event, rate in zip(readings, rates, strict=True)}
+    pairs = {
+        event.repeat: (at[event.repeat, "before"], at[event.repeat, "after"])
+        for event in readings
+        if event.place == "after" and (event.repeat, "before") in at
+    }
     half_spreads = [abs(after - before) / (after + before) for before, after in pairs.values()]
     source = None if not rates else "probe" if ratio <= 1 else f"kernel {kernel}, {ratio:.3f} x the probe beside it"
     return Roof(
-        by_repeat={slot: (before + after) / 2 * max(1.0, ratio) for slot, (before, after) in pairs.items()},
-        probe_read_bytes_per_s=median(list(rates.values())),
+        by_repeat={repeat: (before + after) / 2 * max(1.0, ratio) for repeat, (before, after) in pairs.items()},
+        probe_read_bytes_per_s=median(rates),
         uncertainty_frac=max(MIN_ROOF_UNCERTAINTY_FRAC, median(half_spreads) or 0.0),
-        drift_frac=rates[slots[-1]] / rates[slots[0]] - 1 if len(slots) > 1 else None,
+        drift_frac=rates[-1] / rates[0] - 1 if len(rates) > 1 else None,
         source=source,
     )
 

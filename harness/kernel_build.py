@@ -1,8 +1,9 @@
 """Builds a kernel's source with the machine's compiler and loads it.
 
-A kernel is plain C ABI (`extern "C"`, no torch headers), so one compiler call makes a shared library and ctypes loads
-it: no build system, and no match between a compiler and the one that torch was built with. Libraries are cached under
-a hash of everything that decides their code, so a cache that several machines share is safe.
+A kernel is plain C ABI (`extern "C"`, no torch headers), so one compiler call makes a shared library and
+ctypes loads it: no build system, and no match between a compiler and the one that torch was built with.
+Libraries are cached under a hash of everything that decides their code, so a cache that several machines
+share is safe.
 """
 
 import ctypes
@@ -20,8 +21,8 @@ from harness.devices.cpu import cpu_flags
 from harness.errors import UnavailableError
 from harness.resources import cache_dir, kernels_dir
 
-# No -Werror: a compiler we never saw may warn of something harmless, and a user's run must not die of it. The tests
-# add it.
+# No -Werror: a compiler we never saw may warn of something harmless, and a user's run must not die of it. The
+# tests add it.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra")
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
@@ -41,7 +42,8 @@ def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     extra_flags come last, so they override ours: `-march=haswell` builds the AVX2 variant of a kernel.
     Two processes may build the same kernel at once: each writes its own file and renames it into place.
 
-    Raises UnavailableError without a compiler, when the source does not compile, and when the cache can't be used.
+    Raises UnavailableError without a compiler, when the source does not compile, and when the cache can't be
+    used.
     """
     compiler = find_compiler()
     flags = (*FLAGS, *extra_flags)
@@ -62,7 +64,9 @@ def find_compiler() -> list[str]:
     wanted = shlex.split(os.environ.get("CXX", ""))
     if wanted:
         if shutil.which(wanted[0]) is None:
-            raise UnavailableError(f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it")
+            raise UnavailableError(
+                f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it"
+            )
         return wanted
     for name in ("g++", "c++", "clang++"):
         if shutil.which(name):
@@ -78,7 +82,7 @@ def _compiler_version(command: tuple[str, ...]) -> str:
 
 
 def _digest(source: Path, compiler: list[str], flags: tuple[str, ...]) -> str:
-    """Hash of all that decides the library's code. The CPU's flags belong to it: -march=native compiles for them."""
+    """Hash of all that decides the library's code; -march=native makes the CPU's flags part of that."""
     digest = hashlib.sha256()
     for path in _with_headers(source):
         digest.update(path.read_bytes() + b"\0")
@@ -108,7 +112,8 @@ def _build(source: Path, compiler: list[str], flags: tuple[str, ...], library: P
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             built = Path(folder) / library.name
-            _compile([*compiler, *flags, f"-I{kernels_dir()}", str(source), "-o", str(built)], source, library)
+            command = [*compiler, *flags, f"-I{kernels_dir()}", str(source), "-o", str(built)]
+            _compile(command, library.with_suffix(".log"))
             built.replace(library)
     except OSError as error:
         raise UnavailableError(
@@ -117,13 +122,12 @@ def _build(source: Path, compiler: list[str], flags: tuple[str, ...], library: P
         ) from error
 
 
-def _compile(command: list[str], source: Path, library: Path) -> None:
-    """Runs the compiler; on failure its first error is the message and its whole answer a file beside `library`."""
+def _compile(command: list[str], log: Path) -> None:
+    """Runs the compiler; on failure its first error is our message, its whole answer is in `log`."""
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode == 0:
         return
-    log = library.with_suffix(".log")
     log.write_text(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
     errors = (line.strip() for line in result.stderr.splitlines() if "error: " in line)
-    first = next(errors, f"{source}: the compiler's exit code is {result.returncode}")
+    first = next(errors, f"exit code {result.returncode} of {command[0]}")
     raise UnavailableError(f"a kernel does not compile: {first}", f"the compiler's whole answer: {log}")

@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, kernels that are built once a session, and skips for what is not here."""
+"""What tests share: a cache of their own, kernels built once a session, skips for what is not here."""
 
 import importlib.util
 import os
@@ -49,7 +49,7 @@ def empty_cache(tmp_path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.fixture(scope="session")
 def cpu_pool() -> Iterator[CpuPool]:
-    """At most two threads: tests want several, not all of a large machine's. Tests that use it are marked compiler."""
+    """At most two threads, not all of a large machine's. Tests that use it are marked `compiler`."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     with CpuPool(cores) as pool:
         yield pool
@@ -60,7 +60,9 @@ def kernel_reference() -> Callable[[str], ModuleType]:
     """Loads kernels/<op>/reference.py, which is data and not a package, under a private name."""
 
     def load(op: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"_kernel_reference_{op}", kernel_source(op, "reference.py"))
+        spec = importlib.util.spec_from_file_location(
+            f"_kernel_reference_{op}", kernel_source(op, "reference.py")
+        )
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)

@@ -1,18 +1,24 @@
-"""A llama of two layers as a GGUF, small enough for every test to make its own. Used by test_gguf_import*.py."""
+"""A llama of two layers as a GGUF, small enough for each test to make its own. Used by test_gguf_*.py."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quantize
+import pytest
 from numpy.typing import NDArray
-from tokenizers.pre_tokenizers import ByteLevel
+
+gguf = pytest.importorskip("gguf")
+tokenizers = pytest.importorskip("tokenizers")
 
 HIDDEN, INTER, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 64, 96, 2, 4, 2, 16
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # "1 2" must never be used: digits are cut apart before merging.
 MERGES = ["t h", "th e", "\u0120 the", "1 2"]
-TOKENS = [*CONTROL, *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in MERGES)]
+TOKENS = [
+    *CONTROL,
+    *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+    *(merge.replace(" ", "") for merge in MERGES),
+]
 VOCAB = len(TOKENS)
 
 KEYS: dict[str, Any] = {
@@ -32,7 +38,7 @@ KEYS: dict[str, Any] = {
     "tokenizer.ggml.pre": "smollm",
     "tokenizer.ggml.tokens": TOKENS,
     "tokenizer.ggml.token_type": [
-        int(TokenType.CONTROL if token in CONTROL else TokenType.NORMAL) for token in TOKENS
+        int(gguf.TokenType.CONTROL if token in CONTROL else gguf.TokenType.NORMAL) for token in TOKENS
     ],
     "tokenizer.ggml.merges": MERGES,
     "tokenizer.ggml.add_bos_token": False,
@@ -45,13 +51,13 @@ KEYS: dict[str, Any] = {
 }
 
 Weights = dict[str, NDArray[np.float32]]
-Types = dict[str, GGMLQuantizationType]
+Types = dict[str, Any]
 
 QUANTIZED: Types = {
-    "token_embd.weight": GGMLQuantizationType.Q8_0,
-    "blk.0.attn_q.weight": GGMLQuantizationType.Q8_0,
-    "blk.0.ffn_up.weight": GGMLQuantizationType.Q4_1,
-    "blk.1.attn_k.weight": GGMLQuantizationType.Q4_1,
+    "token_embd.weight": gguf.GGMLQuantizationType.Q8_0,
+    "blk.0.attn_q.weight": gguf.GGMLQuantizationType.Q8_0,
+    "blk.0.ffn_up.weight": gguf.GGMLQuantizationType.Q4_1,
+    "blk.1.attn_k.weight": gguf.GGMLQuantizationType.Q4_1,
 }
 
 
@@ -84,8 +90,8 @@ def write_gguf(
     types: Types | None = None,
     architecture: str = "llama",
 ) -> Path:
-    """The tiny GGUF, with some keys changed (None leaves one out); tensors are F32 where `types` says nothing."""
-    writer = GGUFWriter(path, architecture)
+    """The tiny GGUF with some keys changed (None leaves one out); tensors are F32 if `types` says nothing."""
+    writer = gguf.GGUFWriter(path, architecture)
     for key, value in {**KEYS, **(keys or {})}.items():
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -98,8 +104,8 @@ def write_gguf(
         elif value is not None:
             writer.add_array(key, value)
     for name, values in (make_weights() if weights is None else weights).items():
-        kind = (types or {}).get(name, GGMLQuantizationType.F32)
-        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+        kind = (types or {}).get(name, gguf.GGMLQuantizationType.F32)
+        writer.add_tensor(name, gguf.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -12,8 +12,13 @@ TRAFFIC = DecodeTraffic(
 )  # fmt: skip
 
 
-def probe(slot: int, rate: float) -> ProbeEvent:
-    return ProbeEvent(slot=slot, reading=reading(rate))
+def around(repeat: int, before: float, events: list[Event], after: float) -> list[Event]:
+    """A repeat's events between its two readings."""
+    return [
+        ProbeEvent(repeat=repeat, place="before", reading=reading(before)),
+        *events,
+        ProbeEvent(repeat=repeat, place="after", reading=reading(after)),
+    ]
 
 
 def reading(rate: float) -> ProbeReading:
@@ -70,7 +75,7 @@ def test_contexts_of_the_steps() -> None:
 
 
 def test_utilization_is_floors_over_times() -> None:
-    events = [probe(0, 1e6), *request(0, 0.0, [1.0, 3.0, 5.0]), probe(1, 1e6)]
+    events = around(0, 1e6, request(0, 0.0, [1.0, 3.0, 5.0]), 1e6)
     floor_s = (2 * (1_000_000 + 10) + 100 * (7 + 8)) / 1e6  # contexts 6 and 7, each with one position written
     found = figures(events)
     assert found.roof_read_bytes_per_s == pytest.approx(1e6)
@@ -82,9 +87,7 @@ def test_utilization_is_floors_over_times() -> None:
 
 
 def test_each_repeat_is_judged_by_its_own_readings() -> None:
-    events = [
-        probe(0, 1e6), *request(0, 0.0, [1.0, 2.0]), probe(1, 3e6), *request(1, 9.0, [10.0, 11.0]), probe(2, 5e6),
-    ]  # fmt: skip
+    events = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 3e6) + around(1, 3e6, request(1, 9.0, [10.0, 11.0]), 5e6)
     roof = find_roof(events)
     assert roof.by_repeat == pytest.approx({0: 2e6, 1: 4e6})
     assert roof.drift_frac == pytest.approx(4.0)
@@ -93,7 +96,7 @@ def test_each_repeat_is_judged_by_its_own_readings() -> None:
 
 
 def test_uncertainty_is_at_least_three_per_cent() -> None:
-    assert find_roof([probe(0, 1e6), probe(1, 1e6)]).uncertainty_frac == 0.03
+    assert find_roof(around(0, 1e6, [], 1e6)).uncertainty_frac == 0.03
 
 
 def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> None:
@@ -102,17 +105,17 @@ def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> Non
         KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.55e6,), reading=reading(0.5e6)) for _ in range(3)
     ]
     slow = [KernelReadEvent(kernel="other", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))]
-    roof = find_roof([*reads, *slow, probe(0, 1e6), probe(1, 1e6)])
+    roof = find_roof([*reads, *slow, *around(0, 1e6, [], 1e6)])
     assert roof.by_repeat[0] == pytest.approx(1.1e6)
     assert roof.probe_read_bytes_per_s == pytest.approx(1e6)
     assert roof.source == "kernel gemv, 1.100 x the probe beside it"
     lucky = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1e-4,), reading=reading(0.5e6))
-    assert find_roof([*reads, lucky, probe(0, 1e6), probe(1, 1e6)]).by_repeat[0] == pytest.approx(1.1e6)
+    assert find_roof([*reads, lucky, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1.1e6)
 
 
 def test_a_slower_kernel_does_not_lower_the_roof() -> None:
     slow = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))
-    assert find_roof([slow, probe(0, 1e6), probe(1, 1e6)]).by_repeat[0] == pytest.approx(1e6)
+    assert find_roof([slow, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1e6)
 
 
 def test_an_unfinished_repeat_is_no_figure() -> None:
@@ -121,6 +124,6 @@ def test_an_unfinished_repeat_is_no_figure() -> None:
 
 
 def test_a_repeat_without_a_reading_after_it_has_no_roof() -> None:
-    events = [probe(0, 1e6), *request(0, 0.0, [1.0, 2.0])]
+    events = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 1e6)[:-1]
     assert find_roof(events).by_repeat == {}
     assert figures(events).util_frac is None

@@ -1,4 +1,4 @@
-"""Kernels are built once, anew when anything that decides their code changes, and a failure says what to do."""
+"""Kernels are built once, and anew when anything that decides their code changes; a failure says what to do."""
 
 import os
 import subprocess
@@ -20,7 +20,8 @@ def answer(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "number.h").write_text("#ifndef NUMBER\n#define NUMBER 42\n#endif\n")
     source = folder / "cpu.cpp"
-    source.write_text('#include "number.h"\n#include "cpu_pool.h"\nextern "C" int answer() { return NUMBER; }\n')
+    lines = ('#include "number.h"', '#include "cpu_pool.h"', 'extern "C" int answer() { return NUMBER; }')
+    source.write_text("\n".join(lines))
     return source
 
 
@@ -56,7 +57,9 @@ def test_flags_header_and_source_decide_the_library(answer: Path, empty_cache: P
 
 
 @pytest.mark.compiler
-def test_the_cpu_decides_the_library(answer: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_decides_the_library(
+    answer: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_kernel(answer)
     monkeypatch.setattr("harness.kernel_build.cpu_flags", lambda: ("another", "machine"))
     load_kernel(answer)
@@ -65,8 +68,9 @@ def test_the_cpu_decides_the_library(answer: Path, empty_cache: Path, monkeypatc
 
 @pytest.mark.compiler
 def test_processes_may_build_at_once(answer: Path, empty_cache: Path) -> None:
-    code = f"from pathlib import Path; from harness.kernel_build import *; print(load_kernel(Path({str(answer)!r})).answer())"
-    processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    code = "import sys, pathlib as p, harness.kernel_build as b; print(b.load_kernel(p.Path(sys.argv[1])).answer())"
+    command = [sys.executable, "-c", code, str(answer)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["42"] * 3
     assert len(libraries(empty_cache)) == 1
 
@@ -96,7 +100,7 @@ def test_a_damaged_library_is_named(
 ) -> None:
     load_kernel(answer)
     (built,) = libraries(empty_cache)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # a path that this process has not loaded yet
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))  # a path that is not loaded yet
     damaged = tmp_path / "other/llm-decode-harness/kernels" / built.name
     damaged.parent.mkdir(parents=True)
     damaged.write_text("not a library")

@@ -1,7 +1,7 @@
 """Finds backends by name, and chooses one for a problem.
 
-A backend registers where it is defined, with a decorator; this module knows none of them. The first look-up imports the
-modules of `harness/backends/linear` and `harness/backends/attention`, and what other packages offer as entry points:
+A backend registers where it is defined, with a decorator; this module knows none of them. The first look-up
+imports the modules of `harness/backends/linear` (or `attention`), and what other packages offer:
 
     [project.entry-points."harness.linear_backends"]
     mine = "my_package.my_backend"            # a module whose @linear_backend registers
@@ -47,7 +47,7 @@ class Choice:
 
 
 class Registry(Generic[B]):
-    """The backends of one operation. `preference` is the order in which `auto` tries them; others must be named."""
+    """The backends of one operation. `auto` tries those in `preference`, in that order; others go by name."""
 
     def __init__(self, op: str, preference: tuple[str, ...]) -> None:
         self._op = op
@@ -86,11 +86,13 @@ class Registry(Generic[B]):
         known = self.all()
         if name not in known:
             failed = "".join(f"; {module} failed to load: {why}" for module, why in self._unavailable.items())
-            raise ConfigError(f"no {self._op} backend is called {name!r}", f"known: {', '.join(known)}{failed}")
+            raise ConfigError(
+                f"no {self._op} backend is called {name!r}", f"known: {', '.join(known)}{failed}"
+            )
         return known[name]
 
     def choose(self, requested: str, problem: Any, device: DeviceInfo) -> Choice:
-        """The requested backend, else the first of the preference order that supports the problem on the device.
+        """The requested backend, else the first in the preference order that supports the problem.
 
         UnavailableError where there is none, with what each one says.
         """
@@ -116,7 +118,7 @@ class Registry(Generic[B]):
         raise UnavailableError(f"no {self._op} backend can do {problem} on {device.name}", "; ".join(reasons))
 
     def _discover(self) -> None:
-        """Imports every module that may register: ours first, so that a plugin can't take one of our names."""
+        """Imports every module that may register; ours first, so that no plugin takes one of our names."""
         if self._discovered:
             return
         self._discovered = True
@@ -135,6 +137,8 @@ class Registry(Generic[B]):
 
 
 linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch"))
-attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
+attention_backends: Registry[AttentionBackend] = Registry(
+    "attention", preference=("cpu-decode", "torch-sdpa")
+)
 linear_backend, choose_linear = linear_backends.register, linear_backends.choose
 attention_backend, choose_attention = attention_backends.register, attention_backends.choose

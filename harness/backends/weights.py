@@ -39,15 +39,16 @@ def as_loaded(weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> As
     return AsLoaded(weight, bias)
 
 
-def dtype_name(tensor: Tensor) -> str | None:
-    """The tensor's type as safetensors names it; None for one that no backend knows."""
-    return CONFIG_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
+def dtype_name(tensor: Tensor) -> str:
+    """The tensor's type as safetensors names it, or torch's name where it is no type of weights."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    return CONFIG_DTYPES.get(name, name)
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: str) -> None:
     if tuple(tensor.shape) != shape or dtype_name(tensor) != dtype or not tensor.is_contiguous():
         layout = "" if tensor.is_contiguous() else ", not contiguous"
         raise ConfigError(
-            f"the {name} is {tensor.dtype} {list(tensor.shape)}{layout}, the problem says {dtype} {list(shape)}",
+            f"the {name} is {tensor.dtype} {[*tensor.shape]}{layout}; the problem says {dtype} {[*shape]}",
             "give the tensor as the checkpoint stores it, converted to the problem's type",
         )

@@ -11,7 +11,7 @@ _SYS_CPU = Path("/sys/devices/system/cpu")
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
 
-# The instruction sets that kernels ask for, by the kernel's name in /proc/cpuinfo (x86: flags, ARM: Features).
+# The instruction sets that kernels ask for, by their names in /proc/cpuinfo (x86: flags, ARM: Features).
 _FEATURES = {
     "avx2": "avx2",
     "avx512f": "avx512f",
@@ -40,8 +40,9 @@ def detect_cpu() -> DeviceInfo:
 def physical_cores() -> list[int]:
     """One logical CPU for each physical core that this process may run on, in ascending order.
 
-    Two hyperthreads of one core share its load ports and its outstanding misses: the second reads memory no faster,
-    and in a step that ends with the slowest thread it only adds one. Without topology: every CPU we may run on.
+    Two hyperthreads of one core share its load ports and its outstanding misses: the second reads memory no
+    faster, and in a step that ends with the slowest thread it only adds one. Without topology: every CPU we
+    may run on.
     """
     first_of_core: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -53,8 +54,8 @@ def physical_cores() -> list[int]:
 def last_level_cache_bytes() -> int | None:
     """The outermost cache level's size, summed over its instances that our CPUs reach.
 
-    The sum, because each thread's share of a buffer stays in its own instance: twelve caches of 32 MB hold a buffer
-    of 128 MB that twelve threads read, though it is four times as large as any of them.
+    The sum, because each thread's share of a buffer stays in its own instance: twelve caches of 32 MB hold a
+    buffer of 128 MB that twelve threads read, though it is four times as large as any of them.
     """
     instances: dict[tuple[int, str], int] = {}
     for cpu in os.sched_getaffinity(0):
@@ -68,7 +69,7 @@ def last_level_cache_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be taken now without swapping: the system's, or what a cgroup's limit leaves where that is less."""
+    """Memory that can be taken without swapping: the system's, or what a cgroup's limit leaves if that is less."""
     candidates = [_meminfo_bytes("MemAvailable"), *_cgroup_left_bytes()]
     return min((known for known in candidates if known is not None), default=None)
 
@@ -117,7 +118,7 @@ def _cgroup_left_bytes() -> Iterator[int]:
         limit = _first_number(folder, "memory.max", "memory.limit_in_bytes")
         used = _first_number(folder, "memory.current", "memory.usage_in_bytes")
         if limit is not None and used is not None:
-            # A cgroup is charged for the page cache that its reads left behind; that goes when memory is wanted.
+            # A cgroup is charged for the page cache of its reads, which goes when memory is wanted.
             yield max(limit - used + _inactive_file_bytes(folder), 0)
 
 
@@ -132,8 +133,8 @@ def _inactive_file_bytes(folder: Path) -> int:
 def _memory_cgroups() -> Iterator[Path]:
     """Our memory cgroup's folder and those above it, version 2 or 1.
 
-    Inside a container the path in /proc/self/cgroup is the host's and may not exist under the container's own mount;
-    the mount's root is then our cgroup, and walking up ends there.
+    Inside a container the path in /proc/self/cgroup is the host's and may not exist under the container's own
+    mount; the mount's root is then our cgroup, and walking up ends there.
     """
     for line in (_text(_PROC / "self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)

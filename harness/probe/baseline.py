@@ -14,8 +14,9 @@ from harness.specs.device import DeviceInfo
 def first_read_bytes_per_s(device: DeviceInfo, num_threads: int, read_bytes_per_s: float) -> float:
     """The stored figure of this machine; the first call stores and returns its own.
 
-    A machine is its CPU's name, cores and cache and the threads that read: no host name, since containers change it.
-    Raises ConfigError for a file that is not ours any more, UnavailableError where it can't be written.
+    A machine is its CPU's name, cores and cache and the threads that read: no host name, since containers
+    change it. Raises ConfigError for a file that is not ours any more, UnavailableError where it can't be
+    written.
     """
     machine = {
         "name": device.name,
@@ -35,7 +36,9 @@ def _load(path: Path) -> float:
     try:
         stored = float(json.loads(path.read_text())["read_bytes_per_s"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} holds no baseline: {error!r}", "remove it; the next survey writes a new one") from error
+        raise ConfigError(
+            f"{path} holds no baseline: {error!r}", "remove it; the next survey writes a new one"
+        ) from error
     return stored
 
 
@@ -48,5 +51,6 @@ def _store(path: Path, baseline: dict[str, Any]) -> None:
         Path(file.name).replace(path)
     except OSError as error:
         raise UnavailableError(
-            f"the baseline can't be written to {path.parent}: {error}", "set XDG_CACHE_HOME to a folder you may write"
+            f"the baseline can't be written to {path.parent}: {error}",
+            "set XDG_CACHE_HOME to a folder you may write",
         ) from error

@@ -45,8 +45,8 @@ def open_cpu_probe(config: ProbeConfig, pool: CpuPool | None, device: DeviceInfo
 class CpuProbe:
     """Implements harness.probe.base.Probe over any Reader.
 
-    Holds one buffer from the survey to close(): the large one, or one of the engine's working set where that is what
-    readings are taken of.
+    Holds one buffer from the survey to close(): the large one, or one of the engine's working set where that
+    is what readings are taken of.
     """
 
     def __init__(self, config: ProbeConfig, reader: Reader, device: DeviceInfo) -> None:
@@ -59,7 +59,8 @@ class CpuProbe:
     def survey(self, working_set_bytes: int | None) -> ProbeReport:
         """See Probe.survey. Takes about config.survey_s, at the least one pass of every candidate.
 
-        Raises MeasurementError for a wrong checksum, ConfigError for a buffer larger than the available memory.
+        Raises MeasurementError for a wrong checksum, ConfigError for a buffer larger than the available
+        memory.
         """
         self.close()
         with self._reader.session():
@@ -127,7 +128,7 @@ class CpuProbe:
             return _whole_lines(wanted if available is None else min(wanted, int(available * _MEMORY_FRAC)))
         if available is not None and self._config.buffer_bytes > available:
             raise ConfigError(
-                f"probe.buffer_bytes is {self._config.buffer_bytes}, and only {available} bytes of memory are available",
+                f"probe.buffer_bytes is {self._config.buffer_bytes}, and {available} bytes are available",
                 "set a smaller one, or leave it out",
             )
         return _whole_lines(self._config.buffer_bytes)
@@ -135,11 +136,12 @@ class CpuProbe:
     def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:
         """Leaves the buffer that readings are taken of; its speed where that is the working set.
 
-        A working set of one to four caches is partly cached from step to step, and so must the probe's be. A smaller
-        one is no measurement of memory at all, a larger one is measured well enough by the large buffer.
+        A working set of one to four caches is partly cached from step to step, and so must the probe's be. A
+        smaller one is no measurement of memory, a larger one is like the large buffer.
         """
         cache = self._device.last_level_cache_bytes
-        if cache is None or working_set_bytes is None or not cache <= working_set_bytes < CACHES_PER_BUFFER * cache:
+        caches = working_set_bytes / cache if working_set_bytes and cache else 0
+        if working_set_bytes is None or not 1 <= caches < CACHES_PER_BUFFER:
             buffer.fill()
             return None
         self.close()

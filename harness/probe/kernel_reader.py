@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import AbstractContextManager
+from typing import Literal
 
 from harness.cpu_pool import CpuPool
 from harness.kernel_build import kernel_source, load_kernel
@@ -20,7 +21,7 @@ class KernelReader:
     library: the built kernel; by default ours, for this machine's instruction sets.
     """
 
-    method = "verified-read"
+    method: Literal["verified-read"] = "verified-read"
 
     def __init__(self, pool: CpuPool, library: ctypes.CDLL | None = None) -> None:
         self.pool = pool
@@ -58,7 +59,9 @@ class KernelBuffer:
 
     def read(self, variant: str, num_threads: int) -> int:
         index = self._reader.variants.index(variant)
-        total: int = self._library.read_probe_read(self._pool, index, self.address, self._num_lines, num_threads)
+        total: int = self._library.read_probe_read(
+            self._pool, index, self.address, self._num_lines, num_threads
+        )
         return total
 
     def fill(self) -> None:

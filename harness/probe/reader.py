@@ -1,4 +1,4 @@
-"""What the survey needs of a way to read memory: kernels of ours where a compiler is, else a reduction of torch's."""
+"""What the probe needs of a way to read memory: our kernels where a compiler is, else torch's reduction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Buffer(Protocol):
 
     num_bytes: int
     expected_sum: int
-    """Wrapping sum of all 64-bit words, from what was written; kept up to date by fill, copy_halves and write."""
+    """Wrapping sum of all 64-bit words by what was written: kept up to date by fill, copy_halves and write."""
 
     def huge_pages(self) -> bool | None:
         """Whether most of it lies on huge pages; None where the kernel does not say."""
@@ -49,4 +49,4 @@ class Reader(Protocol):
         """Around everything that is timed: threads in their places, and out of the way again afterwards."""
 
     def allocate(self, num_bytes: int) -> Buffer:
-        """A filled buffer of `num_bytes`, a multiple of BUFFER_ALIGN_BYTES. UnavailableError where memory is short."""
+        """A filled buffer; num_bytes is a multiple of BUFFER_ALIGN_BYTES. UnavailableError for want of memory."""

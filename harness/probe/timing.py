@@ -27,14 +27,14 @@ def pass_s(buffer: Buffer, candidate: Candidate) -> float:
     end_s = time.perf_counter()
     if found != buffer.expected_sum:
         raise MeasurementError(
-            f"the reader {describe(candidate)} found checksum {found:#x} where {buffer.expected_sum:#x} was written",
+            f"the reader {describe(candidate)} found checksum {found:#x} instead of {buffer.expected_sum:#x}",
             "the reader skipped bytes or this machine's memory is faulty: run a memory test, then report it",
         )
     return end_s - begin_s
 
 
 def rounds_s(buffer: Buffer, candidates: Sequence[Candidate], time_s: float) -> dict[Candidate, list[float]]:
-    """Times of each candidate's passes, in rounds over all of them until `time_s` is over; at least one round.
+    """Times of each candidate's passes, in rounds over all of them: at least one, and until `time_s` is over.
 
     Interleaved, so that a neighbour's burst hits every candidate and not just one.
     """
@@ -59,7 +59,7 @@ def fastest(points: Sequence[SweepPoint]) -> Candidate:
 
 
 def move_bytes_per_s(buffer: Buffer, move: Callable[[], None], proof: Candidate, time_s: float) -> float:
-    """Median speed of a copy or write that touches buffer.num_bytes; `proof` reads back what the last one left."""
+    """Median speed of a copy or write that touches buffer.num_bytes; `proof` reads back what it left."""
     moves_s = []
     for _ in _until_over(time_s):
         begin_s = time.perf_counter()

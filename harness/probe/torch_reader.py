@@ -30,7 +30,8 @@ class TorchReader:
     def __init__(self) -> None:
         if find_spec("torch") is None:
             raise UnavailableError(
-                "neither a C++ compiler nor torch is here to read memory with", "install g++ (apt install g++)"
+                "neither a C++ compiler nor torch is here to read memory with",
+                "install g++ (apt install g++)",
             )
         self.num_threads = len(physical_cores())
 
@@ -78,7 +79,7 @@ class TorchBuffer:
         sums = []
         for words, seed in ((self._words[:half], _SEED), (self._words[half:], _SEED + 1)):
             sums.append(0)
-            for place, chunk in zip(words.split(_CHUNK_WORDS), _generated(half, seed), strict=True):
+            for place, chunk in zip(torch.split(words, _CHUNK_WORDS), _generated(half, seed), strict=True):
                 sums[-1] += int(chunk.sum())
                 place.copy_(torch.from_numpy(chunk))
         self._half_sum = sums[0]

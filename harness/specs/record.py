@@ -137,10 +137,11 @@ class EngineReport(Frozen):
 
 
 class ProbeEvent(Frozen):
-    """A bracketing reading: number `slot` stands before repeat `slot` (the last one after the last repeat)."""
+    """A bracketing reading. Each repeat has two of its own: shared ones would make neighbours err together."""
 
     event: Literal["probe"] = "probe"
-    slot: NonNegativeInt
+    repeat: NonNegativeInt
+    place: Literal["before", "after"]
     reading: ProbeReading
 
 

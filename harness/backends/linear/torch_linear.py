@@ -21,7 +21,7 @@ class TorchLinear(LinearBackend):
     contest_legal = True
 
     def __init__(self, executor: Executor) -> None:
-        """Runs on the tensors' device; on a CPU on torch's own threads, which the executor's pool knows nothing of."""
+        """Runs on the tensors' device; on a CPU on torch's own threads, not the executor's pool."""
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -36,10 +36,21 @@ class TorchLinear(LinearBackend):
         return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
-        weight, bias = packed.weight, packed.bias
-        if out.dtype != x.dtype:
-            return lambda: out.copy_(linear(x, weight, bias)) and None
-        transposed = weight.t()
-        if bias is None:
-            return lambda: mm(x, transposed, out=out) and None
-        return lambda: addmm(bias, x, transposed, out=out) and None
+        weight, bias, transposed = packed.weight, packed.bias, packed.weight.t()
+
+        if out.dtype != x.dtype:  # torch's products write x's type only
+
+            def launch() -> None:
+                out.copy_(linear(x, weight, bias))
+
+        elif bias is None:
+
+            def launch() -> None:
+                mm(x, transposed, out=out)
+
+        else:
+
+            def launch() -> None:
+                addmm(bias, x, transposed, out=out)
+
+        return launch

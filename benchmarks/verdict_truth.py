@@ -1,0 +1,90 @@
+"""How often is the verdict wrong? Thousands of scripted runs whose true utilization is known.
+
+Prints, for each scenario, how the runs were judged, the rate of wrong verdicts, and how often the 95 % interval held
+the truth. A wrong verdict is a confident one: `unstable` is the harness saying that it can't tell, and is counted apart.
+
+    python benchmarks/verdict_truth.py [--seeds 500]
+"""
+
+import argparse
+from collections import Counter
+from typing import Any
+
+from harness.analysis import analyse
+from harness.bench import engine_traffic, make_request
+from harness.engines.scripted import ScriptedRig
+from harness.models import resolve_model
+from harness.specs.record import Analysis, ChunkEvent, EndEvent, Event, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.run import RunConfig
+from harness.analysis import RunFacts
+from tabulate import tabulate
+
+QUIET = {"step_noise_frac": 0.02, "probe_noise_frac": 0.01, "repeat_noise_frac": 0.003}
+NOISY = {"step_noise_frac": 0.10, "probe_noise_frac": 0.05, "repeat_noise_frac": 0.02}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "quiet": QUIET,
+    "drifts down by 30 %": {**QUIET, "bandwidth_drift_frac": -0.3},
+    "drifts up by 50 %": {**QUIET, "bandwidth_drift_frac": 0.5},
+    "noisy": NOISY,
+}
+TRUTHS = {0.5: "underfed", 0.8: "approaching", 0.95: "at-wall", 1.3: "invalid"}
+GAPS = {"gap of the step's length": ({**QUIET, "util_frac": 0.98, "gap_s": 0.048}, "outside-kernels")}
+
+
+def run_once(engine: dict[str, Any], seed: int) -> Analysis:
+    """A whole run without its folder: the same events, the same analysis."""
+    config = RunConfig.model_validate(
+        {
+            "name": "truth", "model": "qwen3-0.6b", "engine": {"kind": "scripted", "seed": seed, **engine},
+            "workload": {"input_tokens": 32, "output_tokens": 64, "repeats": 5},
+        }
+    )  # fmt: skip
+    rig = ScriptedRig(config, MODEL)
+    probe, decoder = rig.open_probe(), rig.open_engine()
+    survey = probe.survey(None)
+    events: list[Event] = []
+    for repeat in range(config.workload.repeats):
+        events.append(ProbeEvent(repeat=repeat, place="before", reading=probe.read()))
+        request = make_request(config.workload, MODEL, repeat)
+        events.append(SendEvent(repeat=repeat, time_s=decoder.clock_s(), num_prompt_tokens=32))
+        events += [ChunkEvent(repeat=repeat, time_s=c.time_s, token_ids=c.token_ids) for c in decoder.generate(request)]
+        events.append(EndEvent(repeat=repeat, time_s=decoder.clock_s()))
+        events.append(ProbeEvent(repeat=repeat, place="after", reading=probe.read()))
+    events.append(EvidenceEvent(evidence=decoder.explain(request, 16)))
+    facts = RunFacts("truth", config, MODEL.spec, rig.device, engine_traffic(config, MODEL), decoder.report(), survey)
+    return analyse(facts, events)[1]
+
+
+def judge_scenario(name: str, noise: dict[str, Any], truth: float, expected: str, seeds: int) -> dict[str, Any]:
+    """Rates over all seeds."""
+    found = [run_once({**noise, "util_frac": truth}, seed) for seed in range(seeds)]
+    verdicts = Counter(analysis.verdict for analysis in found)
+    wrong = sum(count for verdict, count in verdicts.items() if verdict not in (expected, "unstable"))
+    covered = sum(a.util_interval_frac[0] <= truth <= a.util_interval_frac[1] for a in found if a.util_interval_frac)
+    return {
+        "scenario": name, "truth": truth, "expected": expected, "wrong": f"{wrong / seeds:.2%}",
+        "unstable": f"{verdicts['unstable'] / seeds:.2%}", "interval covers": f"{covered / seeds:.1%}",
+        "judged": ", ".join(f"{verdict} {count}" for verdict, count in verdicts.most_common()),
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=500)
+    seeds = parser.parse_args().seeds
+    rows = [
+        judge_scenario(name, noise, truth, expected, seeds)
+        for name, noise in SCENARIOS.items()
+        for truth, expected in TRUTHS.items()
+    ]
+    print(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
+    print(f"\n{len(rows) * seeds} runs; causes:")
+    for name, (engine, cause) in GAPS.items():
+        causes = Counter(run_once(engine, seed).cause for seed in range(seeds // 5))
+        print(f"  {name}: expected {cause}, found {dict(causes)}")
+
+
+MODEL = resolve_model("qwen3-0.6b")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Our decode attention for CPUs (kernels/decode_attention): one query, each filled place read once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from harness.backends.attention.torch_sdpa import cache_bytes
+from harness.backends.base import AttentionBackend, Executor, Launch, Support
+from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support
+from harness.backends.registry import attention_backend
+from harness.kernel_build import kernel_source, load_kernel
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import AttentionProblem
+
+MAX_GROUP = 16
+MAX_HEAD_DIM = 256
+
+
+@attention_backend("cpu-decode")
+class CpuDecode(AttentionBackend):
+    """C++ kernel for one query: the cache split over threads by place, all heads of a group on one read."""
+
+    contest_legal = True
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._library = load_kernel(kernel_source("decode_attention"))
+
+    @staticmethod
+    def supports(problem: AttentionProblem, device: DeviceInfo) -> Support:
+        group, rest = divmod(problem.num_heads, problem.num_kv_heads)
+        if problem.m != 1:
+            return Support.no(f"it takes one query, not {problem.m}", "use torch-sdpa")
+        if rest or group > MAX_GROUP:
+            heads = f"{problem.num_heads} heads on {problem.num_kv_heads} key heads"
+            return Support.no(f"{heads}: a group is 1 to {MAX_GROUP} whole heads", "use torch-sdpa")
+        if problem.head_dim % 16 or problem.head_dim > MAX_HEAD_DIM:
+            return Support.no(
+                f"head_dim {problem.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}", "use torch-sdpa"
+            )
+        return cpu_kernel_support(problem.dtype, device)
+
+    def read_bytes(self, problem: AttentionProblem, context: int) -> int:
+        return cache_bytes(problem, context)
+
+    def bind(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        context: Tensor,
+        out: Tensor,
+        problem: AttentionProblem,
+    ) -> Launch:
+        kv_heads, head_dim = problem.num_kv_heads, problem.head_dim
+        group = problem.num_heads // kv_heads
+        threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
+        scratch = torch.empty((kv_heads + threads - 1) * group * (head_dim + 2), dtype=torch.float32)
+        kernel = f"decode_attention_{KERNEL_DTYPES[problem.dtype]}"
+        sizes = (kv_heads, group, head_dim, problem.max_context)
+        tensors = (q, k_cache, v_cache, context, out, scratch)
+        return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)

@@ -42,7 +42,8 @@ class RunFolder:
     @classmethod
     def create(cls, parent: Path, device: str, name: str) -> "RunFolder":
         """`<UTC>-<device>-<name>-<id8>`. Raises ConfigError when the folder can't be made."""
-        stamp = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+        now = datetime.now(timezone.utc)  # milliseconds, so that names sort in the order of their runs
+        stamp = f"{now:%Y%m%dT%H%M%S}.{now.microsecond // 1000:03d}Z"
         slug = re.sub(r"[^A-Za-z0-9._]+", "-", device).strip("-") or "device"
         path = parent / f"{stamp}-{slug}-{name}-{secrets.token_hex(4)}"
         with _explained(path):

@@ -59,9 +59,10 @@ def root(
 
 
 def _add_commands() -> None:
-    from harness.cli import bench, look, runs
+    from harness.cli import bench, look, plan, runs
 
     bench.add_to(app)
+    plan.add_to(app)
     look.add_to(app)
     app.add_typer(runs.app, name="runs")
 

@@ -69,7 +69,7 @@ def last_level_cache_bytes() -> int | None:
 
 
 def available_memory_bytes() -> int | None:
-    """Memory that can be taken without swapping: the system's, or what a cgroup's limit leaves if that is less."""
+    """Memory that can be taken without swapping: the system's, or less where a cgroup's limit leaves less."""
     candidates = [_meminfo_bytes("MemAvailable"), *_cgroup_left_bytes()]
     return min((known for known in candidates if known is not None), default=None)
 

@@ -15,7 +15,7 @@ _SIZES = (256, 512, 1024, 2048)
 def peak_flop_per_s(num_threads: int, time_s: float) -> dict[str, float]:
     """Best rate of torch's square products on random data, by type (BF16, F32); empty without torch.
 
-    Random data, since zeros draw less power and keep the clock higher than any model does. Takes about `time_s`.
+    Random data: zeros draw less power and keep a higher clock. Takes about `time_s`.
     """
     if find_spec("torch") is None:
         return {}

@@ -2,7 +2,8 @@
 // write into the cache, activation, arg max.
 //
 // Storage is bf16 or fp32, arithmetic fp32. Where transformers' Llama and Qwen models round to the storage type in the
-// middle (norms between scaling and weight, the activation before its product), so do we. One row is a few
+// middle (norms between scaling and weight, the activation before its product), so do we; only the rotation is rounded
+// once, at its end. One row is a few
 // microseconds of work on data that the cache holds, less than waking threads costs: only rows are split over the pool.
 #include <algorithm>
 #include <cmath>
@@ -141,9 +142,10 @@ bool may_exceed(const T* x, int64_t size, float bound) {
   return largest(exceeds) > 0.0f;
 }
 
-// logits [size]: first index of the largest value. As in torch, NaN counts as larger than every number.
+// logits [size]: first index of the largest value. As in torch, NaN counts as larger than every number. On the calling
+// thread: the logits are in its cache, and 150,000 of them take some 10 us.
 template <class T>
-void argmax(const T* logits, int64_t* token, int64_t size) {
+void argmax(const T* logits, int64_t* token, int64_t size, cpu_pool*) {
   constexpr int64_t kBlock = 1024;  // looked at value by value only where it holds a new maximum: a few of hundreds
   float best = -std::numeric_limits<float>::infinity();
   *token = 0;

@@ -1,8 +1,9 @@
-"""What a step does between products and attention, in two implementations: torch's operations and our C++ kernels.
+"""What a step does between products and attention: by torch's operations, or by our C++ kernels.
 
-These are no backends to choose among by speed: they move little. But they are launched several times a layer, and a
-C++ launch costs 0.2 us where a chain of torch operations costs tens. Both store in the tensors' type, compute in
-fp32, and round where transformers' Llama and Qwen models round.
+These are no backends to choose among by what they read: they read little. But they are launched several times a
+layer, and a C++ launch costs 0.2 us where a chain of torch operations costs tens. Both store in the tensors' type,
+compute in fp32, and round where transformers' Llama and Qwen models round, but for the rotation: it is rounded
+once, and its angles not at all, where transformers rounds angles, products and sums.
 """
 
 from __future__ import annotations
@@ -146,8 +147,8 @@ class CpuElementwise:
         _check(cosine, sine)
         (m, heads, head_dim), kv_heads = q.shape, k.shape[1]
         return self._bind(
-            "qk_norm_rope_cache", q, q, k, v, q_weight, k_weight, eps, cosine, sine, context, q_out, k_cache, v_cache,
-            m, heads, kv_heads, head_dim, k_cache.shape[1], q.stride(0), k.stride(0), v.stride(0),
+            "qk_norm_rope_cache", q, q, k, v, q_weight, k_weight, eps, cosine, sine, context, q_out, k_cache,
+            v_cache, m, heads, kv_heads, head_dim, k_cache.shape[1], q.stride(0), k.stride(0), v.stride(0),
         )  # fmt: skip
 
     def silu_mul(self, gate: Tensor, up: Tensor, out: Tensor) -> Launch:

@@ -1,0 +1,170 @@
+"""The command through typer's runner: outputs, exit codes, and no traceback for any fault of the user's."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.cli.main import app
+
+RUN = """\
+name: t
+model: qwen3-0.6b
+engine: {kind: scripted, util_frac: 0.8}
+workload: {input_tokens: 8, output_tokens: 64}
+"""
+KEYS = {
+    "util_frac", "util_interval_frac", "verdict", "cause", "tpot_s", "ttft_s", "floor_s", "weight_read_bytes",
+    "kv_bytes_per_context_token", "state_read_bytes", "state_write_bytes", "roof_read_bytes_per_s",
+    "probe_read_bytes_per_s", "mfu_frac", "throughput_tokens_per_s",
+}  # fmt: skip
+MINIMAL_LIST = {
+    "model", "precision", "hardware", "kernels", "batch", "concurrency", "input_tokens", "output_tokens", "step_flop",
+    "step_bytes", "bytes_source", "mfu_frac", "achieved_bytes_per_s", "ttft_s", "tpot_s", "throughput_tokens_per_s",
+    "timeline_gaps_s",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_RUNS_DIR", str(tmp_path / "runs"))
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def harness(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result
+
+
+def json_of(*arguments: object, code: int = 0) -> Any:
+    return json.loads(harness(*arguments, "--format", "json", code=code).stdout)
+
+
+def test_bench_prints_the_verdict_and_where_the_record_is(config: Path) -> None:
+    text = harness("bench", config).stdout
+    assert "approaching" in text
+    assert "linear-path" in text
+    assert "scripted-t-" in text
+
+
+def test_bench_json_has_every_named_key(config: Path) -> None:
+    row = json_of("bench", config)
+    assert row.keys() >= KEYS | MINIMAL_LIST
+    assert row["util_frac"] == pytest.approx(0.8)
+    assert row["timeline_gaps_s"] is None
+    assert row["bytes_source"] == "logical"
+    assert Path(row["record"], "record.json").is_file()
+
+
+@pytest.mark.parametrize("format", ["md", "csv"])
+def test_other_formats_hold_only_the_result(config: Path, format: str) -> None:
+    text = harness("bench", config, "--format", format).stdout
+    assert text.startswith("| figure" if format == "md" else "run_id,")
+
+
+def test_invalid_measurement_is_exit_code_4(config: Path) -> None:
+    assert json_of("bench", config, "--set", "engine.util_frac=1.3", code=4)["verdict"] == "invalid"
+    assert json_of("bench", config, "--set", "engine.repeat_noise_frac=0.4", code=4)["verdict"] == "unstable"
+
+
+def test_one_output_token(config: Path) -> None:
+    row = json_of("bench", config, "--set", "workload.output_tokens=1", code=4)
+    assert (row["tpot_s"], row["util_frac"], row["verdict"]) == (None, None, "invalid")
+
+
+def test_gate_is_exit_code_1_and_the_run_is_kept(config: Path) -> None:
+    result = harness("bench", config, "--set", "gate.min_util_frac=0.9", code=1)
+    assert "gate: util_frac is 0.8, wanted at least 0.9" in result.stderr
+    assert "done" in harness("runs", "list").stdout
+    harness("bench", config, "--set", "gate.min_util_frac=0.7")
+    harness("bench", config, "--set", "gate.max_tpot_s=0.001", code=1)
+    assert "null" in harness("bench", config, "--set", "gate.max_tpot_s=9", "--set", "workload.output_tokens=1", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("bench", "absent.yaml"),
+        ("bench", "RUN", "--set", "workload.repeats=zero"),
+        ("bench", "RUN", "--set", "workload.output_tokens=0"),
+        ("bench", "RUN", "--set", "model=no-such-model"),
+        ("bench", "RUN", "--set", "model=/absent/config.json"),
+        ("bench", "RUN", "--set", "workload.output_tokens=100000"),
+        ("bench", "RUN", "--set", "workload.input_tokens=null", "--set", "workload.prompts=['']"),
+        ("runs", "show", "absent"),
+        ("plan", "qwen3-0.6b", "--device", "no-such-device"),
+        ("plan", "qwen3-0.6b", "--device", "cpu-generic"),
+        ("plan", "qwen3-0.6b", "--device", "a100", "--context", "100000000"),
+        ("schema", "absent"),
+        ("bench",),
+        ("nonsense",),
+        ("plan", "qwen3-0.6b", "--device", "a100", "--context", "0"),
+    ],
+)
+def test_bad_input_is_exit_code_2(config: Path, arguments: tuple[str, ...]) -> None:
+    result = harness(*(config if argument == "RUN" else argument for argument in arguments), code=2)
+    assert result.stderr.strip()
+    assert result.stdout == ""
+    if result.stderr.startswith("error"):
+        what, mend = result.stderr.strip().splitlines()
+        assert what.startswith("error: ")
+        assert mend.startswith("mend:  ")
+
+
+def test_debug_shows_the_traceback(config: Path) -> None:
+    result = CliRunner().invoke(app, ["--debug", "bench", "absent.yaml"])
+    assert result.exception is not None
+    assert type(result.exception).__name__ == "ConfigError"
+
+
+def test_runs_list_show_compare_recompute(config: Path) -> None:
+    first = Path(json_of("bench", config)["record"]).name
+    second = Path(json_of("bench", config, "--set", "engine.util_frac=0.5")["record"]).name
+    rows = json_of("runs", "list")
+    assert [(row["run"], row["verdict"]) for row in rows] == [(first, "approaching"), (second, "underfed")]
+    assert json_of("runs", "show", second[-8:])["run_id"] == second
+    assert "underfed" in harness("runs", "show", second).stdout
+    compared = {row["figure"]: row for row in json_of("runs", "compare", first, second)}
+    assert compared["config.engine.util_frac"] == {"figure": "config.engine.util_frac", first: 0.8, second: 0.5}
+    assert json_of("runs", "recompute", first)["util_frac"] == pytest.approx(0.8)
+
+
+def test_a_failed_run_is_recorded_with_its_reason(config: Path) -> None:
+    harness("bench", config, "--set", "workload.output_tokens=100000", code=2)
+    (row,) = json_of("runs", "list")
+    assert row["status"] == "failed"
+    assert "positions" in row["note"]
+
+
+def test_plan_has_the_same_byte_keys(config: Path) -> None:
+    plan = json_of("plan", "llama-2-70b", "--device", "h100", "--context", "1")
+    assert plan["weight_read_bytes"] == 137_429_008_384
+    assert plan.keys() >= {key for key in KEYS if key.endswith("_bytes") or key in ("floor_s", "kv_bytes_per_context_token")}
+    run = json_of("bench", config)
+    same = json_of("plan", "qwen3-0.6b", "--device", "a100")
+    for key in ("weight_read_bytes", "kv_bytes_per_context_token", "state_read_bytes", "state_write_bytes"):
+        assert same[key] == run[key]
+
+
+@pytest.mark.parametrize("name", ["run", "record", "event", "device"])
+def test_schemas_describe_their_fields(name: str) -> None:
+    text = harness("schema", name).stdout
+    assert json.loads(text)
+    assert '"description"' in text
+
+
+def test_devices_doctor_and_version() -> None:
+    assert {"a100", "h100", "bw-gfx936"} <= {row["device"] for row in json_of("devices")}
+    assert "physical cores" in harness("doctor").stdout
+    assert {"compiler", "torch"} <= {row["name"] for row in json_of("doctor")}
+    assert harness("--version").stdout.strip()
+
+
+def test_progress_is_silent_when_stderr_is_no_terminal(config: Path) -> None:
+    assert harness("bench", config).stderr == ""

@@ -1,4 +1,4 @@
-"""Kernels are built once, and anew when anything that decides their code changes; a failure says what to do."""
+"""Kernels are built once, and anew when what decides their code changes; a failure says what to do."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def test_the_cpu_decides_the_library(
 
 @pytest.mark.compiler
 def test_processes_may_build_at_once(answer: Path, empty_cache: Path) -> None:
-    code = "import sys, pathlib as p, harness.kernel_build as b; print(b.load_kernel(p.Path(sys.argv[1])).answer())"
+    code = "from harness.kernel_build import *; import sys; print(load_kernel(Path(sys.argv[1])).answer())"
     command = [sys.executable, "-c", code, str(answer)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in processes] == ["42"] * 3

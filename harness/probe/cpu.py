@@ -19,6 +19,7 @@ from harness.specs.run import ProbeConfig
 CACHES_PER_BUFFER = 4
 """A buffer of so many last-level caches leaves at most a quarter of itself cached for the next pass."""
 _BUFFER_OF_UNKNOWN_CACHE_BYTES = 1 << 30
+_UNKNOWN_MEMORY_BYTES = 4 << 30
 _MEMORY_FRAC = 0.25
 """Of the available memory, for our buffer: the engine's weights come after it."""
 
@@ -121,35 +122,41 @@ class CpuProbe:
 
     def _buffer_bytes(self) -> int:
         """As configured, else four caches as far as memory allows."""
-        available = available_memory_bytes() or self._device.memory_bytes
+        available = self._available_bytes()
         if self._config.buffer_bytes is None:
             cache = self._device.last_level_cache_bytes
             wanted = CACHES_PER_BUFFER * cache if cache else _BUFFER_OF_UNKNOWN_CACHE_BYTES
-            return _whole_lines(wanted if available is None else min(wanted, int(available * _MEMORY_FRAC)))
-        if available is not None and self._config.buffer_bytes > available:
+            return _whole_lines(min(wanted, int(available * _MEMORY_FRAC)))
+        if self._config.buffer_bytes > available:
             raise ConfigError(
                 f"probe.buffer_bytes is {self._config.buffer_bytes}, and {available} bytes are available",
                 "set a smaller one, or leave it out",
             )
         return _whole_lines(self._config.buffer_bytes)
 
-    def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:
-        """Leaves the buffer that readings are taken of; its speed where that is the working set.
+    def _available_bytes(self) -> int:
+        return available_memory_bytes() or self._device.memory_bytes or _UNKNOWN_MEMORY_BYTES
 
-        A working set of one to four caches is partly cached from step to step, and so must the probe's be. A
-        smaller one is no measurement of memory, a larger one is like the large buffer.
-        """
-        cache = self._device.last_level_cache_bytes
-        caches = working_set_bytes / cache if working_set_bytes and cache else 0
-        if working_set_bytes is None or not 1 <= caches < CACHES_PER_BUFFER:
+    def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:
+        """Leaves the buffer that readings are taken of; its speed where that is the working set."""
+        room_bytes = max(buffer.num_bytes, int(self._available_bytes() * _MEMORY_FRAC))
+        if not (working_set_bytes and self._is_partly_cached(working_set_bytes) and working_set_bytes <= room_bytes):
             buffer.fill()
             return None
         self.close()
         self._buffer = self._reader.allocate(_whole_lines(working_set_bytes))
         return compare(self._buffer, [self._best], self._share_s(_WORKING_SET_FRAC))[0].read_bytes_per_s
 
+    def _is_partly_cached(self, working_set_bytes: int) -> bool:
+        """One to four caches: some of it stays cached from step to step, and as much must stay of the probe's.
+
+        Below that a step measures no memory at all; above, it is like the large buffer.
+        """
+        cache = self._device.last_level_cache_bytes
+        return cache is not None and cache <= working_set_bytes < CACHES_PER_BUFFER * cache
+
     def _baseline(self, read_bytes_per_s: float, buffer_bytes: int) -> float | None:
-        """Of verified readers of a whole buffer only: anything else is no figure of this machine's memory."""
+        """Of verified readers of a whole buffer only: the rest are no figures of this machine's memory."""
         cache = self._device.last_level_cache_bytes
         whole = cache is None or buffer_bytes >= _whole_lines(CACHES_PER_BUFFER * cache)
         if self._reader.method != "verified-read" or not whole:

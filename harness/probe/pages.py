@@ -19,7 +19,7 @@ class Pages:
 
     def __init__(self, num_bytes: int) -> None:
         try:
-            # Private: Python's default is a shared mapping, which is a file to the kernel, without huge pages.
+            # Private: Python's default is a shared mapping: a file, and no huge pages.
             self.map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise UnavailableError(
@@ -36,7 +36,7 @@ class Pages:
             return  # a kernel without them; huge_pages() tells what came of the asking
 
     def huge_pages(self) -> bool | None:
-        """Whether at least half of it lies on huge pages, once touched; None where the kernel does not say."""
+        """Whether half of it or more lies on huge pages, once touched; None if the kernel does not say."""
         try:
             smaps = _SMAPS.read_text()
         except OSError:

@@ -18,7 +18,7 @@ class Buffer(Protocol):
 
     num_bytes: int
     expected_sum: int
-    """Wrapping sum of all 64-bit words by what was written: kept up to date by fill, copy_halves and write."""
+    """Wrapping sum of all 64-bit words by what was written; fill, copy_halves and write update it."""
 
     def huge_pages(self) -> bool | None:
         """Whether most of it lies on huge pages; None where the kernel does not say."""
@@ -41,12 +41,14 @@ class Buffer(Protocol):
 class Reader(Protocol):
     """One or several ways to read a buffer, by name."""
 
-    method: Literal["verified-read", "torch-reduction"]
     variants: tuple[str, ...]
     num_threads: int
+
+    @property
+    def method(self) -> Literal["verified-read", "torch-reduction"]: ...
 
     def session(self) -> AbstractContextManager[None]:
         """Around everything that is timed: threads in their places, and out of the way again afterwards."""
 
     def allocate(self, num_bytes: int) -> Buffer:
-        """A filled buffer; num_bytes is a multiple of BUFFER_ALIGN_BYTES. UnavailableError for want of memory."""
+        """A filled buffer; num_bytes is a multiple of BUFFER_ALIGN_BYTES. UnavailableError without memory."""

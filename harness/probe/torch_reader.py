@@ -25,7 +25,7 @@ class TorchReader:
     """One variant: the sum of the buffer as int64. UnavailableError where torch is not installed."""
 
     method: Literal["torch-reduction"] = "torch-reduction"
-    variants = ("torch.sum int64",)
+    variants: tuple[str, ...] = ("torch.sum int64",)
 
     def __init__(self) -> None:
         if find_spec("torch") is None:

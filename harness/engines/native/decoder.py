@@ -67,7 +67,9 @@ class Decoder:
         self._chunk = min(prefill_chunk, max_context)
         self._buffers = Buffers(spec, self._chunk, dtype, device)
         cache = (spec.num_layers, 2, spec.num_kv_heads, max_context, spec.head_dim)
-        self.max_context, self._cache = max_context, empty(cache, dtype, device)
+        self.max_context = max_context
+        # Zeroed: a masked attention multiplies unfilled places by 0, and 0 x NaN is NaN; and every page is touched.
+        self._cache = empty(cache, dtype, device).zero_()
         self._cos, self._sin = rope_table(spec, max_context, device)
         self.context = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps: dict[int, Step] = {}

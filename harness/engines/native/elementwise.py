@@ -1,9 +1,9 @@
 """What a step does between products and attention: by torch's operations, or by our C++ kernels.
 
-These are no backends to choose among by what they read: they read little. But they are launched several times a
-layer, and a C++ launch costs 0.2 us where a chain of torch operations costs tens. Both store in the tensors' type,
-compute in fp32, and round where transformers' Llama and Qwen models round, but for the rotation: it is rounded
-once, and its angles not at all, where transformers rounds angles, products and sums.
+These are no backends to choose among by what they read: they read little. But they are launched several times
+a layer, and a C++ launch costs 0.2 us where a chain of torch operations costs tens. Both store in the tensors'
+type, compute in fp32, and round where transformers' Llama and Qwen models round, but for the rotation: it is
+rounded once, and its angles not at all, where transformers rounds angles, products and sums.
 """
 
 from __future__ import annotations

@@ -1,0 +1,66 @@
+"""Every kernel is tested as built for this machine, for AVX2 and for plain x86-64, and however its work is split."""
+
+import ctypes
+import platform
+from collections.abc import Callable, Iterator
+
+import pytest
+from native_calls import Kernels
+
+from harness.cpu_pool import CpuPool
+from harness.devices.cpu import cpu_flags
+from harness.kernel_build import kernel_source, load_kernel
+
+ON_X86 = platform.machine() == "x86_64"
+BUILDS = {
+    "native": pytest.param(("-Werror",), id="native"),
+    "avx2": pytest.param(
+        ("-Werror", "-march=haswell"),
+        id="avx2",
+        marks=pytest.mark.skipif(not ON_X86 or "avx2" not in cpu_flags(), reason="no AVX2 here"),
+    ),
+    "portable": pytest.param(
+        ("-Werror", "-march=x86-64"),
+        id="portable",
+        marks=pytest.mark.skipif(not ON_X86, reason="the native build is the portable one here"),
+    ),
+}
+
+
+@pytest.fixture(params=BUILDS.values(), scope="session")
+def kernels(request: pytest.FixtureRequest) -> Callable[[str], Kernels]:
+    """Loads the kernels of an operation in one of the builds."""
+    return lambda op: Kernels(load_kernel(kernel_source(op), request.param))
+
+
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _SerialPool(ctypes.Structure):
+    """The C `cpu_pool` of kernels/cpu_pool.h, whose threads do their shares one after the other, the last one first.
+
+    Splits work as a machine of many cores does, and a share that needs another one's result is wrong every time.
+    """
+
+    _fields_ = (("num_threads", ctypes.c_int), ("run", _RUN))
+
+    @classmethod
+    def of(cls, num_threads: int) -> "_SerialPool":
+        def run(pool: int, task: int, arguments: int) -> None:
+            for thread in reversed(range(num_threads)):
+                _TASK(task)(arguments, thread, num_threads)
+
+        return cls(num_threads, _RUN(run))
+
+
+@pytest.fixture(params=["caller", "threads", "serial-7"], scope="session")
+def pool(request: pytest.FixtureRequest, cpu_pool: CpuPool) -> Iterator[tuple[int, int]]:
+    """(address, number of threads): no pool, a real one, or seven shares."""
+    serial = _SerialPool.of(7)
+    pools = {
+        "caller": (0, 1),
+        "threads": (cpu_pool.handle, cpu_pool.num_threads),
+        "serial-7": (ctypes.addressof(serial), 7),
+    }
+    yield pools[request.param]

@@ -156,12 +156,14 @@ def _working_set_bytes(record: RunRecord) -> int | None:
 def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: ResolvedModel) -> None:
     work = run.record.config.workload
     requests = [make_request(work, model, repeat) for repeat in range(work.repeats)]
-    for request in requests:
-        _check_fits(engine.num_prompt_tokens(request), work.output_tokens, model)
-    run.say("warm-up")
-    warm = _warmup_request(work, model, engine.num_prompt_tokens(requests[0]))
-    for _ in engine.generate(warm):
-        pass
+    lengths = sorted({engine.num_prompt_tokens(request) for request in requests})
+    for length in lengths:
+        _check_fits(length, work.output_tokens, model)
+    # A warm-up for each length: libraries build a kernel for a new shape when they first meet it.
+    for length in lengths:
+        run.say(f"warm-up with {length} prompt tokens")
+        for _ in engine.generate(_warmup_request(work, model, length)):
+            pass
     if probe is not None:
         for event in engine.kernel_reads(probe.read):
             run.folder.append(event)

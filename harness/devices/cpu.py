@@ -123,11 +123,11 @@ def _cgroup_left_bytes() -> Iterator[int]:
 
 
 def _inactive_file_bytes(folder: Path) -> int:
-    for line in (_text(folder / "memory.stat") or "").splitlines():
-        name, _, value = line.partition(" ")
-        if name in ("inactive_file", "total_inactive_file"):
-            return int(value)
-    return 0
+    """Page cache that is reclaimed first; version 1 gives its own figure and the total of its subtree."""
+    stat = (line.split() for line in (_text(folder / "memory.stat") or "").splitlines())
+    return max(
+        (int(line[1]) for line in stat if line[0] in ("inactive_file", "total_inactive_file")), default=0
+    )
 
 
 def _memory_cgroups() -> Iterator[Path]:

@@ -135,25 +135,31 @@ class CpuProbe:
         return _whole_lines(self._config.buffer_bytes)
 
     def _available_bytes(self) -> int:
-        return available_memory_bytes() or self._device.memory_bytes or _UNKNOWN_MEMORY_BYTES
+        known = (available_memory_bytes(), self._device.memory_bytes, _UNKNOWN_MEMORY_BYTES)
+        return next(num_bytes for num_bytes in known if num_bytes is not None)
 
     def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:
         """Leaves the buffer that readings are taken of; its speed where that is the working set."""
-        room_bytes = max(buffer.num_bytes, int(self._available_bytes() * _MEMORY_FRAC))
-        if not (working_set_bytes and self._is_partly_cached(working_set_bytes) and working_set_bytes <= room_bytes):
+        if working_set_bytes is None or not self._suits_readings(working_set_bytes, buffer.num_bytes):
             buffer.fill()
             return None
         self.close()
         self._buffer = self._reader.allocate(_whole_lines(working_set_bytes))
         return compare(self._buffer, [self._best], self._share_s(_WORKING_SET_FRAC))[0].read_bytes_per_s
 
-    def _is_partly_cached(self, working_set_bytes: int) -> bool:
-        """One to four caches: some of it stays cached from step to step, and as much must stay of the probe's.
+    def _suits_readings(self, working_set_bytes: int, buffer_bytes: int) -> bool:
+        """One to four caches: some of it stays cached from step to step, and so must the probe's.
 
-        Below that a step measures no memory at all; above, it is like the large buffer.
+        A smaller one measures no memory; a larger one is like the large buffer. And it must fit where the
+        large buffer did, or into our share of the memory.
         """
         cache = self._device.last_level_cache_bytes
-        return cache is not None and cache <= working_set_bytes < CACHES_PER_BUFFER * cache
+        room_bytes = max(buffer_bytes, int(self._available_bytes() * _MEMORY_FRAC))
+        return (
+            cache is not None
+            and cache <= working_set_bytes < CACHES_PER_BUFFER * cache
+            and working_set_bytes <= room_bytes
+        )
 
     def _baseline(self, read_bytes_per_s: float, buffer_bytes: int) -> float | None:
         """Of verified readers of a whole buffer only: the rest are no figures of this machine's memory."""

@@ -1,4 +1,4 @@
-"""Every kernel is tested as built for this machine, for AVX2 and for plain x86-64, and however its work is split."""
+"""Every kernel is tested as built for this machine, for AVX2 and for plain x86-64, and under several splits."""
 
 import ctypes
 import platform
@@ -38,9 +38,9 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _SerialPool(ctypes.Structure):
-    """The C `cpu_pool` of kernels/cpu_pool.h, whose threads do their shares one after the other, the last one first.
+    """The C `cpu_pool` of kernels/cpu_pool.h, whose threads do their shares one after the other, the last first.
 
-    Splits work as a machine of many cores does, and a share that needs another one's result is wrong every time.
+    Splits work as a machine of many cores does, and a share that needs another's result is wrong every time.
     """
 
     _fields_ = (("num_threads", ctypes.c_int), ("run", _RUN))

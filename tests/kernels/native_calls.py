@@ -45,7 +45,7 @@ def exact(array: np.ndarray) -> np.ndarray:
 
 
 class Guarded:
-    """A buffer full of NaN between two guards: results that were not written show, and so do writes beside it."""
+    """A buffer full of NaN between two guards: what was not written shows, and so does a write beside it."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self._guard = 64
@@ -63,13 +63,13 @@ class Guarded:
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: "np.ndarray | float") -> None:
-    """Says by how much and where: the largest error over its tolerance, and the first coordinate that is wrong."""
+    """Says by how much and where: the worst error over its tolerance, the first coordinate that is wrong."""
     error = np.abs(actual - expected)
     wrong = ~(error <= tolerance)
     if wrong.any():
         first = tuple(int(i) for i in np.argwhere(wrong)[0])
         worst = np.nanmax(error / tolerance)
         raise AssertionError(
-            f"{wrong.sum()} of {wrong.size} values are wrong, the worst by {worst:.3g} times its tolerance; first at"
-            f" {first}: {actual[first]} instead of {expected[first]}"
+            f"{wrong.sum()} of {wrong.size} values are wrong, the worst by {worst:.3g} times its tolerance;"
+            f" first at {first}: {actual[first]} instead of {expected[first]}"
         )

@@ -33,7 +33,7 @@ def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_conte
 def check(kernels, pool, kernel_reference, dtype, context, *shape, **options):
     out, q, k_cache, v_cache = run(kernels, pool, dtype, context, *shape, **options)
     expected = kernel_reference("decode_attention").decode_attention(q, k_cache, v_cache, context)
-    # Scores are off by some 2^-24 of their terms, and so, relatively, are weights: a few units of values' size 1.
+    # Scores are off by some 2^-24 of their terms, and so, relatively, are weights; values are of size 1.
     assert_close(out, expected, np.abs(expected) * ROUNDING[dtype] + 4e-6)
 
 
@@ -65,7 +65,7 @@ def test_a_full_cache(kernels, pool, kernel_reference):
 
 
 def test_large_scores(kernels, pool, kernel_reference):
-    """Softmax weights of almost one and almost zero, whose maximum comes anywhere: the running maximum at work."""
+    """Weights of almost one and almost zero, the largest anywhere: the running maximum at work."""
     out, q, k_cache, v_cache = run(kernels, pool, "f32", 300, 2, 64, scale=40.0)
     expected = kernel_reference("decode_attention").decode_attention(q, k_cache, v_cache, 300)
     assert_close(out, expected, 1e-3)  # scores of some hundred: their last bits are 1e-5

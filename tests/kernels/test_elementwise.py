@@ -1,0 +1,160 @@
+"""kernels/elementwise against float64: one row and several, ragged widths, both storage types."""
+
+import numpy as np
+import pytest
+from native_calls import Guarded, assert_close, exact, stored, to_bf16
+
+pytestmark = pytest.mark.compiler
+
+ULP = {"bf16": 2.0**-8, "f32": 2.0**-22}
+EPS = 1e-5
+
+dtypes = pytest.mark.parametrize("dtype", ["bf16", "f32"])
+rows = pytest.mark.parametrize("m", [1, 5])
+widths = pytest.mark.parametrize("width", [7, 64, 83])
+
+
+def normals(shape, dtype, seed=0):
+    return stored(np.random.default_rng((seed, *shape)).standard_normal(shape), dtype)
+
+
+@dtypes
+@rows
+@widths
+def test_embed(kernels, pool, dtype, m, width):
+    table, ids = normals((11, width), dtype), np.array([10, 0, 3, 3, 7][:m])
+    out = Guarded((m, width), dtype)
+    kernels("elementwise")(f"embed_{dtype}", ids, table, out, m, width, pool[0])
+    np.testing.assert_array_equal(out.result(), exact(table)[ids])
+
+
+@dtypes
+@rows
+@widths
+def test_rmsnorm(kernels, pool, kernel_reference, dtype, m, width):
+    x, weight, out = normals((m, width), dtype), normals((width,), dtype), Guarded((m, width), dtype)
+    kernels("elementwise")(f"rmsnorm_{dtype}", x, weight, EPS, out, m, width, pool[0])
+    expected = kernel_reference("elementwise").rmsnorm(exact(x), exact(weight), EPS)
+    assert_close(out.result(), expected, np.abs(expected) * 2 * ULP[dtype])
+
+
+@dtypes
+@rows
+@widths
+def test_add_rmsnorm(kernels, pool, kernel_reference, dtype, m, width):
+    """The sum is stored rounded, and it is the rounded sum that is normalized."""
+    delta, weight = normals((m, width), dtype, seed=1), normals((width,), dtype)
+    residual, out = Guarded((m, width), dtype), Guarded((m, width), dtype)
+    before = normals((m, width), dtype, seed=2)
+    residual.values[...] = before
+    kernels("elementwise")(f"add_rmsnorm_{dtype}", residual, delta, weight, EPS, out, m, width, pool[0])
+    total = residual.result()
+    np.testing.assert_array_equal(total, exact(stored(exact(before) + exact(delta), dtype)))
+    expected = kernel_reference("elementwise").rmsnorm(total, exact(weight), EPS)
+    assert_close(out.result(), expected, np.abs(expected) * 2 * ULP[dtype])
+
+
+def test_norm_rounds_before_the_weight(kernels, pool):
+    """transformers rounds x / rms to bf16 and multiplies then."""
+    x = to_bf16(np.full((1, 32), 1.0))
+    weight, out = to_bf16(np.full(32, 3.0)), Guarded((1, 32), "bf16")
+    eps = 1 / 1.0029296875**2 - 1  # x / rms = 1.0029: 1 in bf16; unrounded, times 3, it would become 3.0156
+    kernels("elementwise")("rmsnorm_bf16", x, weight, eps, out, 1, 32, pool[0])
+    np.testing.assert_array_equal(out.result(), 3.0)
+
+
+@dtypes
+@rows
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, with_norm", [(4, 2, 64, True), (3, 1, 48, False), (2, 2, 80, True)]
+)
+def test_qk_norm_rope_cache(kernels, pool, kernel_reference, dtype, m, heads, kv_heads, head_dim, with_norm):
+    """Rows of a fused buffer with a gap behind; places in the middle of the cache, all others stay NaN."""
+    reference, max_context, context = kernel_reference("elementwise"), 23, 17
+    width = (heads + 2 * kv_heads) * head_dim + 5
+    qkv = normals((m, width), dtype)
+    q, k, v = (qkv[:, first * head_dim :] for first in (0, heads, heads + kv_heads))
+    weights = [normals((head_dim,), dtype, seed) if with_norm else None for seed in (1, 2)]
+    angles = np.random.default_rng(3).uniform(0, 7, (max_context, head_dim // 2))
+    cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+    q_out = Guarded((m, heads, head_dim), dtype)
+    caches = [Guarded((kv_heads, max_context, head_dim), dtype) for _ in range(2)]
+    sizes = (m, heads, kv_heads, head_dim, max_context, width, width, width)
+    kernels("elementwise")(
+        f"qk_norm_rope_cache_{dtype}", q, k, v, *weights, EPS, cosine, sine, np.array([context]), q_out,
+        *caches, *sizes, pool[0],
+    )  # fmt: skip
+
+    places = slice(context - m, context)
+
+    def rotated(part, num_heads, weight):
+        x = exact(part[:, : num_heads * head_dim]).reshape(m, num_heads, head_dim)
+        x = x if weight is None else reference.rmsnorm(x, exact(weight), EPS)
+        return reference.rotate(x, exact(cosine)[places], exact(sine)[places])
+
+    def check(actual, expected):
+        # Both elements of a pair are rounded up to three times, and either may come out as the small one.
+        size = np.abs(expected).max()
+        assert_close(actual, expected, 3 * ULP[dtype] * size)
+
+    check(q_out.result(), rotated(q, heads, weights[0]))
+    keys, values = (cache.result() for cache in caches)
+    check(keys[:, places], rotated(k, kv_heads, weights[1]).transpose(1, 0, 2))
+    expected_values = exact(v[:, : kv_heads * head_dim]).reshape(m, kv_heads, head_dim).transpose(1, 0, 2)
+    np.testing.assert_array_equal(values[:, places], expected_values)
+    for cache in (keys, values):
+        assert np.isnan(np.delete(cache, np.r_[places], axis=1)).all()
+
+
+@dtypes
+@rows
+@widths
+def test_silu_mul(kernels, pool, kernel_reference, dtype, m, width):
+    """Gate and up are halves of a fused buffer's rows."""
+    gate_up, out = normals((m, 2 * width), dtype), Guarded((m, width), dtype)
+    gate, up = gate_up[:, :width], gate_up[:, width:]
+    sizes = (m, width, 2 * width, 2 * width)
+    kernels("elementwise")(f"silu_mul_{dtype}", gate, up, out, *sizes, pool[0])
+    expected = kernel_reference("elementwise").silu_mul(exact(gate), exact(up))
+    assert_close(out.result(), expected, np.abs(expected) * 2 * ULP[dtype])
+
+
+def test_silu_over_its_whole_range(kernels, pool, kernel_reference):
+    """Accurate to a few last bits until exp leaves fp32, and no infinity or NaN behind that."""
+    gate = np.concatenate((np.linspace(-87, 87, 2001), [-1e4, 1e4, 0.0, -np.inf, np.inf])).astype(np.float32)
+    up, out = np.ones_like(gate), Guarded(gate.shape, "f32")
+    kernels("elementwise")("silu_mul_f32", gate, up, out, 1, gate.size, gate.size, gate.size, pool[0])
+    expected = kernel_reference("elementwise").silu_mul(exact(gate[:2001]), 1.0)
+    assert_close(out.result()[:2001], expected, np.abs(expected) * 2.0**-21)
+    np.testing.assert_allclose(out.result()[2001:2004], [0.0, 1e4, 0.0], atol=1e-30)
+
+
+@dtypes
+@pytest.mark.parametrize("size", [1, 5, 1024, 3000])
+def test_argmax(kernels, pool, dtype, size):
+    for largest in {0, size // 2, size - 1}:
+        logits = stored(np.random.default_rng(size).uniform(-9, -1, size), dtype)
+        logits[largest] = stored(np.array([-0.5]), dtype)[0]
+        token = Guarded((1,), "i64")
+        kernels("elementwise")(f"argmax_{dtype}", logits, token, size, pool[0])
+        assert token.result() == largest
+
+
+@dtypes
+@pytest.mark.parametrize(
+    "places, value, expected",
+    [
+        ((700, 1500, 2999), 5.0, 700),
+        ((1500, 2999), np.inf, 1500),
+        ((2100, 2200), np.nan, 2100),
+        (range(3000), -np.inf, 0),
+        (range(3000), 1.0, 0),
+    ],
+)
+def test_argmax_of_equals_and_of_nan(kernels, pool, dtype, places, value, expected):
+    """The first of equals; NaN, if there is one, as torch has it."""
+    logits = np.random.default_rng(0).standard_normal(3000)
+    logits[list(places)] = value
+    token = Guarded((1,), "i64")
+    kernels("elementwise")(f"argmax_{dtype}", stored(logits, dtype), token, 3000, pool[0])
+    assert token.result() == expected

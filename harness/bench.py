@@ -8,8 +8,7 @@ last, since its instruments cost time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,17 +18,16 @@ from harness.analysis import RunFacts, analyse
 from harness.engines.base import Engine, Request, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
-from harness.errors import ConfigError, GateFailed, HarnessError, MeasurementError
+from harness.errors import ConfigError, GateFailed, MeasurementError
 from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
-from harness.records import RunFolder, load_events
+from harness.records import RunFolder, end_recorded, load_events
 from harness.specs.record import (
     Analysis,
     ChunkEvent,
     EndEvent,
     EvidenceEvent,
-    Failure,
     ProbeEvent,
     RunRecord,
     SendEvent,
@@ -74,7 +72,7 @@ def run_bench(config: RunConfig, runs_parent: Path, tell: Say) -> tuple[Path, Ru
         with RunFolder.create(runs_parent, rig.device.arch or rig.device.kind, config.name) as folder:
             run = Run(folder, _new_record(folder.run_id, config, model, rig), tell)
             run.update()
-            with _end_recorded(run):
+            with end_recorded(run.update):
                 if rig.device.kind == "scripted":
                     _measure(run, rig, model)
                 else:
@@ -105,23 +103,6 @@ def engine_traffic(config: RunConfig, model: ResolvedModel) -> DecodeTraffic:
         return decode_traffic(model.spec, model.tensors, model.tensors_source)
     name = CONFIG_DTYPES[dtype]
     return decode_traffic(model.spec, model.retyped(name), model.tensors_source, kv_dtype=name)
-
-
-@contextmanager
-def _end_recorded(run: Run) -> Iterator[None]:
-    """Whatever ends the run early is in its record before it goes on up."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        run.update(status="interrupted", failure=Failure(what="interrupted", mend="run again", exit_code=130))
-        raise
-    except HarnessError as fault:
-        run.update(status="failed", failure=Failure(what=fault.what, mend=fault.mend, exit_code=fault.exit_code))
-        raise
-    except Exception as fault:
-        what, mend = f"{type(fault).__name__}: {fault}", "a fault of the harness itself: run with --debug and report it"
-        run.update(status="failed", failure=Failure(what=what, mend=mend, exit_code=1))
-        raise
 
 
 def _measure(run: Run, rig: Rig, model: ResolvedModel) -> None:

@@ -10,17 +10,21 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Annotated
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from harness.errors import ConfigError
-from harness.specs.record import EVENT, Event, RunRecord
+from harness.errors import ConfigError, HarnessError
+from harness.specs.ab import AbRecord
+from harness.specs.base import Frozen
+from harness.specs.record import EVENT, Event, Failure, RunRecord
 
+Record = RunRecord | AbRecord
+_RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 RECORD, SAMPLES, LOG = "record.json", "samples.jsonl", "log.txt"
 
 
@@ -50,14 +54,14 @@ class RunFolder:
             path.mkdir(parents=True)
         return cls(path)
 
-    def write(self, record: RunRecord) -> None:
+    def write(self, record: Record) -> None:
         """Replace record.json as a whole: written beside, forced to disk, renamed."""
         write_record(self.path, record)
 
-    def append(self, event: Event) -> None:
+    def append(self, event: Frozen) -> None:
         """One line of samples.jsonl, handed to the operating system at once: it outlives this process."""
         with _explained(self.path / SAMPLES):
-            self._samples.write(EVENT.dump_json(event) + b"\n")
+            self._samples.write(event.model_dump_json().encode() + b"\n")
             self._samples.flush()
 
     def log(self, text: str) -> None:
@@ -75,7 +79,24 @@ class RunFolder:
                 file.close()
 
 
-def write_record(folder: Path, record: RunRecord) -> None:
+@contextlib.contextmanager
+def end_recorded(update: Callable[..., None]) -> Iterator[None]:
+    """Whatever ends a run early is in its record before it goes on up. update(**fields) changes the record."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        update(status="interrupted", failure=Failure(what="interrupted", mend="run again", exit_code=130))
+        raise
+    except HarnessError as fault:
+        update(status="failed", failure=Failure(what=fault.what, mend=fault.mend, exit_code=fault.exit_code))
+        raise
+    except Exception as fault:
+        what, mend = f"{type(fault).__name__}: {fault}", "a fault of the harness itself: run with --debug and report it"
+        update(status="failed", failure=Failure(what=what, mend=mend, exit_code=1))
+        raise
+
+
+def write_record(folder: Path, record: Record) -> None:
     """Replace a run's record.json atomically. Raises ConfigError when it can't be written; the old one then stays."""
     temporary = folder / f".{RECORD}.{os.getpid()}"
     try:
@@ -102,11 +123,19 @@ def find_run(parent: Path, name: str) -> Path:
     raise ConfigError(f"no run {name!r} in {parent}", "see `harness runs list`")
 
 
-def load_record(folder: Path) -> RunRecord:
+def load_bench(folder: Path) -> RunRecord:
+    """The record of a `harness bench`; ConfigError for another kind."""
+    record = load_record(folder)
+    if isinstance(record, RunRecord):
+        return record
+    raise ConfigError(f"{folder.name} is a record of {record.kind}, not of bench", "see `harness runs show` for it")
+
+
+def load_record(folder: Path) -> Record:
     """A run's record, its status told as it is: a `running` run that nobody writes is `interrupted`."""
     path = folder / RECORD
     try:
-        record = RunRecord.model_validate_json(path.read_bytes())
+        record = _RECORD.validate_json(path.read_bytes())
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror}", "see `harness runs list`") from None
     except ValidationError as fault:
@@ -135,7 +164,7 @@ def _event(path: Path, number: int, line: bytes) -> Event:
         raise ConfigError(f"{path}:{number}: {fault.errors()[0]['msg']}", "the line is damaged: take it out") from None
 
 
-def list_runs(parent: Path) -> Iterator[tuple[Path, RunRecord | ConfigError]]:
+def list_runs(parent: Path) -> Iterator[tuple[Path, Record | ConfigError]]:
     """Every run folder, oldest first; an unreadable one comes with its fault instead of hiding the others."""
     for folder in _run_folders(parent):
         try:

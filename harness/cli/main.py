@@ -59,11 +59,12 @@ def root(
 
 
 def _add_commands() -> None:
-    from harness.cli import bench, look, plan, runs
+    from harness.cli import ab, bench, look, plan, runs
 
     bench.add_to(app)
     plan.add_to(app)
     look.add_to(app)
+    app.add_typer(ab.app, name="ab")
     app.add_typer(runs.app, name="runs")
 
 
@@ -73,3 +74,7 @@ _add_commands()
 def main() -> None:
     """Console entry point."""
     sys.exit(app())
+
+
+if __name__ == "__main__":
+    main()

@@ -23,13 +23,19 @@ def list_(runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -
 @app.command()
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
+    from harness.cli.ab import ab_table
     from harness.cli.bench import analysis_lines
     from harness.cli.render import show_object
+    from harness.cli.render import show as show_rows
     from harness.records import find_run, load_record
     from harness.records import runs_dir as resolve
+    from harness.specs.record import RunRecord
 
     folder = find_run(resolve(runs_dir), run)
     record = load_record(folder)
+    if not isinstance(record, RunRecord):
+        show_rows(ab_table(record.rows) if format is Format.table else [record.model_dump(mode="json")], format)
+        return
     lines = [("status", record.status)]
     if record.failure is not None:
         lines += [("failure", record.failure.what), ("mend", record.failure.mend)]
@@ -46,12 +52,12 @@ def compare(
 ) -> None:
     """Runs side by side, with what differs between their configurations and surroundings."""
     from harness.cli.render import show
-    from harness.records import find_run, load_record
+    from harness.records import find_run, load_bench
     from harness.records import runs_dir as resolve
     from harness.report.runs import comparison_rows
 
     parent = resolve(runs_dir)
-    show(comparison_rows([load_record(find_run(parent, run)) for run in runs]), format)
+    show(comparison_rows([load_bench(find_run(parent, run)) for run in runs]), format)
 
 
 @app.command()

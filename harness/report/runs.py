@@ -7,7 +7,7 @@ from typing import Any
 from harness.analysis import analyse
 from harness.bench import run_facts
 from harness.errors import ConfigError
-from harness.records import list_runs, load_events, load_record, write_record
+from harness.records import Record, list_runs, load_bench, load_events, write_record
 from harness.specs.record import Analysis, RunRecord
 
 _COMPARED = (
@@ -21,17 +21,16 @@ def run_rows(parent: Path) -> list[dict[str, Any]]:
     return [_row(folder, found) for folder, found in list_runs(parent)]
 
 
-def _row(folder: Path, found: RunRecord | ConfigError) -> dict[str, Any]:
-    record = found if isinstance(found, RunRecord) else None
-    analysis = record.analysis if record else None
-    return {
-        "run": folder.name,
-        "status": record.status if record else "unreadable",
-        "verdict": analysis.verdict if analysis else None,
-        "util_frac": round(analysis.util_frac, 4) if analysis and analysis.util_frac else None,
-        "tpot_s": round(analysis.tpot_s, 6) if analysis and analysis.tpot_s else None,
-        "note": found.what if isinstance(found, ConfigError) else record.failure.what if record and record.failure else None,
-    }
+def _row(folder: Path, found: Record | ConfigError) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(("run", "status", "verdict", "util_frac", "tpot_s", "note"))
+    row["run"] = folder.name
+    if isinstance(found, ConfigError):
+        return row | {"status": "unreadable", "note": found.what}
+    row |= {"status": found.status, "note": found.failure.what if found.failure else None}
+    if isinstance(found, RunRecord) and found.analysis is not None:
+        analysis = found.analysis
+        row |= {"verdict": analysis.verdict, "util_frac": analysis.util_frac, "tpot_s": analysis.tpot_s}
+    return row
 
 
 def comparison_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -62,7 +61,7 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def recompute_run(folder: Path) -> Analysis:
     """Derive a run's figures again from its samples, and replace them in its record."""
-    record = load_record(folder)
+    record = load_bench(folder)
     if record.status == "running":
         raise ConfigError(f"{folder.name} is still being measured", "wait until it ends")
     requests, analysis = analyse(run_facts(record), load_events(folder))

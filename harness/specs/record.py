@@ -322,7 +322,7 @@ class RunRecord(Frozen):
     schema_version: Literal[1] = SCHEMA_VERSION
     run_id: str
     created_utc: str
-    kind: Literal["bench", "ab"] = "bench"
+    kind: Literal["bench"] = "bench"
     status: Status
     """`running` in the file of a run whose process is gone shows as `interrupted`."""
     config: RunConfig

@@ -72,7 +72,7 @@ void score_block(const Attention<T>& a, const T* keys, const T* prefetched, int6
 // The online softmax: a block with a new maximum scales down what was summed under the old one.
 // Scores become weights exp(score - maximum).
 template <class T>
-void soften(const Attention<T>& a, float* scores, float* weighted, float* maxima, float* sums) {
+void softmax_block(const Attention<T>& a, float* scores, float* weighted, float* maxima, float* sums) {
   for (int64_t g = 0; g < a.group; ++g) {
     float* row = scores + g * kBlock;
     vec block_maximum = load(row);
@@ -133,7 +133,7 @@ void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, flo
     const T* values = a.v_cache + (head * a.max_context + place) * a.head_dim;
     const int64_t count = std::min(kBlock, end - place);
     score_block(a, keys, values, count, q, scores);
-    soften(a, scores, slot, a.maxima(slot), a.sums(slot));
+    softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
     add_block(a, values, keys + kBlock * a.head_dim, count, scores, slot);
   }
 }

@@ -1,4 +1,4 @@
-"""Every kernel is tested as built for this machine, for AVX2 and for plain x86-64, and under several splits."""
+"""Every kernel is tested as built for this machine, for AVX2 and for plain x86-64, and in several splits."""
 
 import ctypes
 import platform
@@ -38,7 +38,7 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class _SerialPool(ctypes.Structure):
-    """The C `cpu_pool` of kernels/cpu_pool.h, whose threads do their shares one after the other, the last first.
+    """The C `cpu_pool` of kernels/cpu_pool.h, whose threads do their shares in turns, the last one first.
 
     Splits work as a machine of many cores does, and a share that needs another's result is wrong every time.
     """

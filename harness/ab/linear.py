@@ -1,0 +1,179 @@
+"""`harness ab linear`: every linear backend on each shape of a model, interleaved, checked, beside the probe.
+
+Weights rotate through more memory than the last-level cache, one arena that every backend walks in turn: a weight is
+read again only after all of the arena was, so no cache serves it, as none does in a decode step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.ab.interleave import turning_order
+from harness.ab.judge import judge_shape
+from harness.ab.shapes import ModelShape, model_shapes
+from harness.backends.base import Executor, Launch, LinearBackend
+from harness.backends.check import exact_product, first_fault
+from harness.backends.registry import linear_backends
+from harness.cpu_pool import CpuPool, physical_cores
+from harness.devices.cpu import detect_cpu
+from harness.environment import read_environment
+from harness.errors import ConfigError
+from harness.exclusive import measuring
+from harness.figures import reading_rate
+from harness.models import resolve_model
+from harness.probe.base import Probe
+from harness.probe.cpu import open_cpu_probe
+from harness.records import RunFolder, end_recorded
+from harness.specs.ab import AbConfig, AbProbeEvent, AbRecord, AbRow, AbSampleEvent
+from harness.specs.problem import LinearProblem
+from harness.specs.run import ProbeConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ROTATION_CACHES = 2
+"""The arena is so many times the last-level cache, and at least MIN_ROTATION_BYTES."""
+MIN_ROTATION_BYTES = 256 << 20
+READING_S = 0.1
+SETTLE_S = 0.003
+"""Threads of the side before may still spin: OpenMP's do for about a millisecond."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One backend on one shape, bound to every place of the arena."""
+
+    row: AbRow
+    launches: tuple[Launch, ...]
+
+
+def run_ab_linear(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbRecord]:
+    """Measure, and leave a record. Raises ConfigError for unknown names."""
+    model = resolve_model(config.model)
+    for name in {*config.backends, config.baseline}:
+        linear_backends.get(name)
+    device = detect_cpu()
+    pool = CpuPool(physical_cores()[: config.threads])
+    executor = Executor(device, pool)
+    with pool, RunFolder.create(runs_parent, device.arch or device.kind, "ab-linear") as folder:
+        record = AbRecord(
+            run_id=folder.run_id, created_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            status="running", config=config, environment=read_environment(), device=device,
+        )  # fmt: skip
+        folder.write(record)
+        keep = record
+        with end_recorded(lambda **fields: folder.write(keep.model_copy(update=fields))), measuring(tell):
+            record = _measure(config, model_shapes(model.spec), model.spec.dtype, executor, folder, record, tell)
+        folder.write(record)
+        return folder.path, record
+
+
+def _measure(
+    config: AbConfig, shapes: list[ModelShape], dtype: str, executor: Executor, folder: RunFolder, record: AbRecord, tell: Say
+) -> AbRecord:
+    arena = _arena(shapes, dtype, executor, config.seed)
+    probe = open_cpu_probe(ProbeConfig(reading_s=READING_S, survey_s=3.0), executor.pool, executor.device)
+    with contextlib.closing(probe):
+        tell("probe: looking for the fastest verified reader")
+        report = probe.survey(None)
+        rows: list[AbRow] = []
+        for m, shape in itertools.product(config.batches, shapes):
+            tell(f"{'/'.join(shape.roles)}: {m} x {shape.n} x {shape.k}")
+            rows += _one_shape(config, shape, shape.problem(m, dtype), arena, executor, probe, folder)
+    update = {"status": "done", "probe": report, "rotation_bytes": arena.nbytes, "rows": tuple(rows)}
+    return record.model_copy(update=update)
+
+
+def _arena(shapes: list[ModelShape], dtype: str, executor: Executor, seed: int) -> Tensor:
+    """Random values, normal with deviation 1/32: products of a thousand of them stay near 1."""
+    import torch
+
+    from harness.engines.native.memory import empty
+    from harness.engines.native.weights import TORCH_DTYPES
+
+    cache = executor.device.last_level_cache_bytes or 0
+    kind = TORCH_DTYPES[dtype]
+    largest = max(shape.n * shape.k for shape in shapes) * kind.itemsize
+    num_bytes = max(ROTATION_CACHES * cache, MIN_ROTATION_BYTES, 2 * largest)
+    arena = empty((num_bytes // kind.itemsize,), kind, torch.device("cpu"))
+    return arena.normal_(0, 1 / 32, generator=torch.Generator().manual_seed(seed))
+
+
+def _one_shape(
+    config: AbConfig, shape: ModelShape, problem: LinearProblem, arena: Tensor, executor: Executor, probe: Probe, folder: RunFolder
+) -> list[AbRow]:
+    """Rows of one shape: each backend checked, the correct ones timed in turning order beside the probe."""
+    wanted = config.backends or tuple(linear_backends.all())
+    sides = [_side(name, shape, problem, arena, executor) for name in dict.fromkeys((*wanted, config.baseline))]
+    timed = [side for side in sides if side.row.status == "ok"]
+    label = sides[0].row.shape
+    call_s: dict[str, list[float]] = defaultdict(list)
+    roofs: list[float] = []
+    place = itertools.count()
+    for block, side in turning_order(timed, config.blocks):
+        if len(roofs) == block:
+            reading = probe.read()
+            roofs.append(reading_rate(reading))
+            folder.append(AbProbeEvent(shape=label, block=block, reading=reading))
+        num_calls = max(1, round(config.sample_s * roofs[-1] / (side.row.read_bytes or 1)))
+        time_s = _sample(side.launches, num_calls, place, executor)
+        call_s[side.row.backend].append(time_s / num_calls)
+        name = side.row.backend
+        folder.append(AbSampleEvent(shape=label, backend=name, block=block, num_calls=num_calls, time_s=time_s))
+    return judge_shape([side.row for side in sides], call_s, roofs, config.baseline)
+
+
+def _sample(launches: tuple[Launch, ...], num_calls: int, place: Iterator[int], executor: Executor) -> float:
+    """Seconds of so many calls, after one that is not timed; nothing of the other sides spins beside them."""
+    import torch
+
+    if executor.pool is not None:
+        executor.pool.park()
+    time.sleep(SETTLE_S)
+    chosen = [launches[next(place) % len(launches)] for _ in range(num_calls + 1)]
+    with torch.inference_mode():
+        chosen[0]()
+        started = time.perf_counter()
+        for launch in chosen[1:]:
+            launch()
+        return time.perf_counter() - started
+
+
+def _side(name: str, shape: ModelShape, problem: LinearProblem, arena: Tensor, executor: Executor) -> Side:
+    """A backend bound to the arena and checked on its first place; unsupported and incorrect ones are not bound."""
+    import torch
+
+    cls = linear_backends.get(name)
+    support = cls.supports(problem, executor.device)
+    fields: dict[str, Any] = {
+        "role": "/".join(shape.roles), "shape": f"{problem.m}x{problem.n}x{problem.k}", "problem": problem,
+        "calls_per_token": shape.calls_per_token, "backend": name, "contest_legal": cls.contest_legal,
+    }  # fmt: skip
+    if not support.ok:
+        return Side(AbRow(status="unsupported", why=support.why, **fields), ())
+    backend: LinearBackend = cls(executor)
+    weights = arena[: arena.numel() // (problem.n * problem.k) * problem.n * problem.k].view(-1, problem.n, problem.k)
+    x = torch.randn(problem.m, problem.k).to(arena.dtype)
+    bias = torch.randn(problem.n).to(arena.dtype) if problem.bias else None
+    out = torch.full((problem.m, problem.n), float("nan"), dtype=arena.dtype)
+    packed = [backend.prepare(weight, bias, problem) for weight in weights]
+    launches = tuple(backend.bind(x, one, out) for one in packed)
+    fault = _fault(launches[0], x, weights[0], bias, out)
+    if fault:
+        return Side(AbRow(status="incorrect", why=fault, **fields), ())
+    return Side(AbRow(status="ok", read_bytes=backend.read_bytes(packed[0], problem.m), **fields), launches)
+
+
+def _fault(launch: Launch, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> str:
+    """What a poisoned output shows against the float64 product; empty when it is right."""
+    launch()
+    return first_fault(out, exact_product(x, weight, bias))

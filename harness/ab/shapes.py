@@ -1,0 +1,36 @@
+"""The shapes that a model's decode step multiplies with, fused and unfused."""
+
+from dataclasses import dataclass
+
+from harness.specs.layout import layer_linears
+from harness.specs.model import ModelSpec
+from harness.specs.problem import LinearProblem
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """One shape, the products that have it, and how often a token needs it."""
+
+    roles: tuple[str, ...]
+    n: int
+    k: int
+    bias: bool
+    calls_per_token: int
+
+    def problem(self, m: int, dtype: str) -> LinearProblem:
+        return LinearProblem(m=m, n=self.n, k=self.k, dtype=dtype, bias=self.bias)
+
+
+def model_shapes(spec: ModelSpec) -> list[ModelShape]:
+    """Every distinct shape once; calls_per_token counts the layers and roles that share it."""
+    products = {name.rpartition(".")[2].removesuffix("_proj"): (n, k, bias) for name, n, k, bias in layer_linears(spec)}
+    hidden = spec.hidden_size
+    products["qkv"] = (spec.q_size + 2 * spec.kv_size, hidden, spec.qkv_bias)
+    products["gate_up"] = (2 * spec.intermediate_size, hidden, spec.mlp_bias)
+    found: dict[tuple[int, int, bool], list[str]] = {}
+    for role, shape in products.items():
+        found.setdefault(shape, []).append(role)
+    shapes = [
+        ModelShape(tuple(roles), n, k, bias, len(roles) * spec.num_layers) for (n, k, bias), roles in found.items()
+    ]
+    return [*shapes, ModelShape(("lm_head",), spec.vocab_size, hidden, False, 1)]

@@ -85,7 +85,7 @@ def _read_header(path: Path) -> list[TensorMeta]:
     """The tensors of one file, by name."""
     from safetensors import SafetensorError, safe_open
 
-    if not path.exists():
+    if not path.is_file():
         raise CheckpointError(f"{path} is missing", "fetch every file that the index lists")
     try:
         with safe_open(path, framework="numpy") as file:

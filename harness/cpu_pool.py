@@ -73,7 +73,7 @@ class CpuPool:
 
     def close(self) -> None:
         """Ends the threads. A second call does nothing."""
-        if self._handle is not None :
+        if self._handle is not None and self._process == os.getpid():
             self._library.cpu_pool_destroy(self._handle)
         self._handle = None
 

@@ -7,6 +7,11 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -26,6 +31,8 @@ typedef uint16_t vec_halves __attribute__((vector_size(kLanes * 2)));
 
 inline vec broadcast(float value) { return value - vec{}; }
 
+inline vec max(vec a, vec b) { return a > b ? a : b; }
+
 // --- storage ---------------------------------------------------------------------------------------------------
 
 inline vec load(const float* from) {
@@ -34,11 +41,20 @@ inline vec load(const float* from) {
   return value;
 }
 
-inline vec load(const bf16* from) {
+// GCC makes the widening from two halves and an insertion unless it is told the instruction.
+inline vec_bits widened(const bf16* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vec_bits>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#elif defined(__AVX2__)
+  return reinterpret_cast<vec_bits>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+#else
   vec_halves halves;
   memcpy(&halves, from, sizeof halves);
-  return reinterpret_cast<vec>(__builtin_convertvector(halves, vec_bits) << 16);
+  return __builtin_convertvector(halves, vec_bits);
+#endif
 }
+
+inline vec load(const bf16* from) { return reinterpret_cast<vec>(widened(from) << 16); }
 
 // Nearest even; a NaN stays one, where the carry of the rounding could turn it into an infinity or a zero.
 inline vec_bits round_to_bf16(vec value) {
@@ -85,27 +101,52 @@ inline void store(T* to, vec value, int64_t count) {
 
 // --- across lanes ----------------------------------------------------------------------------------------------
 
-// Halves the vector until one lane is left: a tree, so that its depth and its rounding error are log2(kLanes).
-template <class Combine>
+#if defined(__clang__)
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, vec_bits{__VA_ARGS__})
+#endif
+
+using Lanes = std::make_integer_sequence<int, kLanes>;
+
+template <int H, int... Lane>
+inline vec swapped_halves(vec value, std::integer_sequence<int, Lane...>) {
+  return SHUFFLE(value, value, (Lane ^ H)...);
+}
+
+// Combines halves, then quarters, ...: a tree, so that its depth and its rounding error grow like log2(kLanes).
+template <int H = kLanes / 2, class Combine>
 inline float reduce(vec value, Combine combine) {
-  float lanes[kLanes];
-  memcpy(lanes, &value, sizeof lanes);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = combine(lanes[i], lanes[i + half]);
-  return lanes[0];
+  value = combine(value, swapped_halves<H>(value, Lanes{}));
+  if constexpr (H > 1) return reduce<H / 2>(value, combine);
+  return value[0];
 }
 
 inline float sum(vec value) {
-  return reduce(value, [](float a, float b) { return a + b; });
+  return reduce(value, [](vec a, vec b) { return a + b; });
 }
 
 inline float largest(vec value) {
-  return reduce(value, [](float a, float b) { return a > b ? a : b; });
+  return reduce(value, [](vec a, vec b) { return max(a, b); });
+}
+
+// The sums of kLanes vectors at once, that of rows[i] in lane i; overwrites the rows. Each step adds the halves of two
+// vectors and keeps both results in one: lanes with bit H set are of the second, all others of the first. That is 3
+// operations a sum instead of 3 log2(kLanes).
+template <int H, int... Lane>
+inline vec added_halves(vec a, vec b, std::integer_sequence<int, Lane...>) {
+  return SHUFFLE(a, b, (Lane & H ? kLanes + Lane : Lane)...) +
+         SHUFFLE(a, b, (Lane & H ? kLanes + (Lane ^ H) : Lane ^ H)...);
+}
+
+template <int H = kLanes / 2>
+inline vec sums(vec* rows) {
+  for (int i = 0; i < H; ++i) rows[i] = added_halves<H>(rows[i], rows[i + H], Lanes{});
+  if constexpr (H > 1) return sums<H / 2>(rows);
+  return rows[0];
 }
 
 // --- functions -------------------------------------------------------------------------------------------------
-
-inline vec max(vec a, vec b) { return a > b ? a : b; }
 
 // exp(x) = 2^n exp(r) with n = round(x / ln 2), |r| <= ln 2 / 2: exp(r) by its Taylor series, whose first missing term
 // is below 6e-9 there, and 2^n by writing n into the exponent. Within 2 units in the last place; x is clamped to

@@ -2,9 +2,12 @@
 
 import ctypes
 import os
+import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -40,11 +43,11 @@ def state(thread_id: str) -> str:
     return Path(f"/proc/self/task/{thread_id}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def wait_until(condition) -> bool:  # type: ignore[no-untyped-def]
+def wait_until(condition: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
-    return bool(condition())
+    return condition()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +55,18 @@ def where(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     source = tmp_path_factory.mktemp("where") / "cpu.cpp"
     source.write_text(WHERE)
     return load_kernel(source)
+
+
+def edited_pool(folder: Path, edits: dict[str, str]) -> Path:
+    """A copy of the pool's source with some constants changed."""
+    text = kernel_source("cpu_pool").read_text()
+    for old, new in edits.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    source = folder / "cpu_pool" / "cpu.cpp"
+    source.parent.mkdir()
+    source.write_text(text)
+    return source
 
 
 def run_where(where: ctypes.CDLL, handle: int | None, num_threads: int) -> tuple[list[int], list[int]]:
@@ -88,18 +103,36 @@ def test_no_pool_and_one_thread_are_the_caller(where: ctypes.CDLL) -> None:
         assert thread_ids() == before
 
 
+def are_asleep(threads: set[str]) -> bool:
+    return wait_until(lambda: all(state(thread) == "S" for thread in threads))
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("on_demand", [True, False])
-def test_workers_sleep(where: ctypes.CDLL, on_demand: bool) -> None:
+def test_idle_workers_sleep_and_closing_ends_them(where: ctypes.CDLL) -> None:
     before = thread_ids()
     with CpuPool(all_cores()) as pool:
         workers = thread_ids() - before
         assert len(workers) == pool.num_threads - 1
         run_where(where, pool.handle, pool.num_threads)
-        if on_demand:
+        assert are_asleep(workers)
+    assert wait_until(lambda: not thread_ids() & workers)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("how", ["park", "pinned"])
+def test_tireless_workers_sleep_on_demand(
+    how: str, where: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = edited_pool(tmp_path, {"milliseconds kSpin{2}": "hours kSpin{1}"})
+    monkeypatch.setattr("harness.cpu_pool.kernel_source", lambda op: source)
+    before = thread_ids()
+    with CpuPool(all_cores()) as pool:
+        workers = thread_ids() - before
+        with pool.pinned() if how == "pinned" else nullcontext():
+            run_where(where, pool.handle, pool.num_threads)
+        if how == "park":
             pool.park()
-        assert wait_until(lambda: all(state(worker) == "S" for worker in workers))
-    assert wait_until(lambda: not thread_ids() & workers), "close() ends the threads"
+        assert are_asleep(workers)
 
 
 @pytest.mark.compiler
@@ -130,9 +163,11 @@ def test_closing() -> None:
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_a_forked_child_leaves_the_pool_alone(where: ctypes.CDLL) -> None:
     with CpuPool(all_cores()) as pool:
+        pool.park()
         child = os.fork()
         if child == 0:
-            pool.close()  # has no threads to wait for here
+            signal.alarm(20)  # ends a child that waits for threads it does not have
+            pool.close()
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert run_where(where, pool.handle, pool.num_threads)[1] == [pool.num_threads] * pool.num_threads
@@ -156,17 +191,11 @@ HASTY = {"milliseconds kSpin{2}": "microseconds kSpin{1}", "kPausesPerLook = 256
 
 def build_stress(folder: Path, flags: tuple[str, ...], edits: dict[str, str]) -> Path | None:
     """The stress program over an edited copy of the pool; None where the compiler has no such sanitizer."""
-    pool = kernel_source("cpu_pool").read_text()
-    for old, new in edits.items():
-        assert pool.count(old) == 1
-        pool = pool.replace(old, new)
-    (folder / "cpu_pool").mkdir()
-    (folder / "cpu_pool/cpu.cpp").write_text(pool)
+    edited_pool(folder, edits)
     source, program = Path(__file__).parent / "cpu_pool_stress.cpp", folder / "stress"
     command = [*find_compiler(), "-std=c++17", "-O2", "-pthread", *flags, f"-I{folder}", f"-I{kernels_dir()}"]
-    result = subprocess.run(
-        [*command, str(source), "-o", str(program)], capture_output=True, text=True, check=False
-    )
+    command += [str(source), "-o", str(program)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert flags or result.returncode == 0, result.stderr
     return program if result.returncode == 0 else None
 

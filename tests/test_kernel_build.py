@@ -67,6 +67,15 @@ def test_the_cpu_decides_the_library(
 
 
 @pytest.mark.compiler
+def test_extra_flags_override_ours(answer: Path, empty_cache: Path) -> None:
+    (answer.parent / "number.h").write_text(
+        "#ifdef __OPTIMIZE__\n#define NUMBER 1\n#else\n#define NUMBER 0\n#endif\n"
+    )
+    assert load_kernel(answer).answer() == 1
+    assert load_kernel(answer, ("-O0",)).answer() == 0
+
+
+@pytest.mark.compiler
 def test_processes_may_build_at_once(answer: Path, empty_cache: Path) -> None:
     code = "from harness.kernel_build import *; import sys; print(load_kernel(Path(sys.argv[1])).answer())"
     command = [sys.executable, "-c", code, str(answer)]

@@ -124,7 +124,8 @@ def _one_shape(
             reading = probe.read()
             roofs.append(reading_rate(reading))
             folder.append(AbProbeEvent(shape=label, block=block, reading=reading))
-        num_calls = max(1, round(config.sample_s * roofs[-1] / (side.row.read_bytes or 1)))
+        wanted_calls = round(config.sample_s * roofs[-1] / (side.row.read_bytes or 1))
+        num_calls = min(max(1, wanted_calls), len(side.launches))
         time_s = _sample(side.launches, num_calls, place, executor)
         call_s[side.row.backend].append(time_s / num_calls)
         name = side.row.backend

@@ -25,7 +25,7 @@ class AbConfig(Frozen):
     blocks: Count = 12
     """Interleaved rounds; each times every backend once, in turning order."""
     sample_s: PositiveFloat = 0.02
-    """Aim of one sample's length: as many calls as that takes at the roof."""
+    """Aim of one sample's length: as many calls as that takes at the roof, one walk through the rotation at most."""
     threads: Count | None = None
     seed: NonNegativeInt = 0
 

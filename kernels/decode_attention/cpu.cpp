@@ -17,7 +17,7 @@
 
 namespace {
 
-constexpr int64_t kBlock = 32;
+constexpr int64_t kBlock = 64;
 constexpr int64_t kMaxGroup = 16;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -43,29 +43,50 @@ inline void prefetch(const void* from, int64_t num_bytes) {
   for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
 }
 
-// scores[g][0] = q[g] . key for G query heads.
+// scores[g][j] = q[g] . keys[j] for G query heads and as many places as make kLanes products together: each key is
+// widened once for the G heads, and the products are summed up together. Of `count` < kLanes / G places the last one
+// stands in for those that are missing.
 template <class T, int G>
-void score(const T* key, int64_t head_dim, const float* q, float* scores) {
-  vec products[G] = {};
-  for (int64_t d = 0; d < head_dim; d += kLanes) {
-    const vec part = load(key + d);
-    for (int g = 0; g < G; ++g) products[g] += part * load(q + g * head_dim + d);
-  }
-  for (int g = 0; g < G; ++g) scores[g * kBlock] = sum(products[g]);
+void score(const T* keys, int64_t count, int64_t head_dim, const float* q, float* scores) {
+  constexpr int kPlaces = kLanes / G;
+  const T* places[kPlaces];
+  for (int j = 0; j < kPlaces; ++j) places[j] = keys + std::min<int64_t>(j, count - 1) * head_dim;
+  vec products[kLanes] = {};
+  int64_t d = 0;
+  do {  // a loop that may not run at all makes GCC keep the products in memory
+    for (int j = 0; j < kPlaces; ++j) {
+      const vec key = load(places[j] + d);
+      for (int g = 0; g < G; ++g) products[g * kPlaces + j] += key * load(q + g * head_dim + d);
+    }
+    d += kLanes;
+  } while (d < head_dim);
+  float lanes[kLanes];
+  store(lanes, sums(products));
+  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock, lanes + g * kPlaces, kPlaces * sizeof(float));
 }
 
-// scores[g][j] = q[g] . keys[j] for the group and `count` places, and minus infinity behind them.
-template <class T>
+// The scores of G heads and `count` places; minus infinity behind them.
+template <class T, int G>
 void score_block(const Attention<T>& a, const T* keys, const T* prefetched, int64_t count, const float* q,
                  float* scores) {
-  std::fill(scores, scores + a.group * kBlock, kMinusInfinity);
-  for (int64_t j = 0; j < count; ++j) {
-    const T* key = keys + j * a.head_dim;
-    prefetch(prefetched + j * a.head_dim, a.head_dim * sizeof(T));
-    int64_t g = 0;
-    for (; g + 4 <= a.group; g += 4) score<T, 4>(key, a.head_dim, q + g * a.head_dim, scores + g * kBlock + j);
-    for (; g + 2 <= a.group; g += 2) score<T, 2>(key, a.head_dim, q + g * a.head_dim, scores + g * kBlock + j);
-    for (; g < a.group; ++g) score<T, 1>(key, a.head_dim, q + g * a.head_dim, scores + g * kBlock + j);
+  constexpr int64_t kPlaces = kLanes / G;
+  for (int64_t j = 0; j < count; j += kPlaces) {
+    prefetch(prefetched + j * a.head_dim, kPlaces * a.head_dim * sizeof(T));
+    score<T, G>(keys + j * a.head_dim, count - j, a.head_dim, q, scores + j);
+  }
+  for (int g = 0; g < G; ++g)
+    for (int64_t j = count; j < kBlock; ++j) scores[g * kBlock + j] = kMinusInfinity;
+}
+
+// For the whole group, four heads at a time. The first pass brings the keys into the cache and fetches `prefetched`.
+template <class T>
+void score_group(const Attention<T>& a, const T* keys, const T* prefetched, int64_t count, const float* q,
+                 float* scores) {
+  for (int64_t g = 0; g < a.group;) {
+    const auto rest = a.group - g;
+    const auto pass = rest >= 4 ? score_block<T, 4> : rest >= 2 ? score_block<T, 2> : score_block<T, 1>;
+    pass(a, keys, g == 0 ? prefetched : keys, count, q + g * a.head_dim, scores + g * kBlock);
+    g += rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
   }
 }
 
@@ -132,7 +153,7 @@ void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, flo
     const T* keys = a.k_cache + (head * a.max_context + place) * a.head_dim;
     const T* values = a.v_cache + (head * a.max_context + place) * a.head_dim;
     const int64_t count = std::min(kBlock, end - place);
-    score_block(a, keys, values, count, q, scores);
+    score_group(a, keys, values, count, q, scores);
     softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
     add_block(a, values, keys + kBlock * a.head_dim, count, scores, slot);
   }

@@ -10,9 +10,6 @@
 // and denormals count as zero: results differ from the other variants in the last bits.
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512BF16__)
-#include <immintrin.h>
-#endif
 
 #include "cpu_launch.h"
 #include "simd.h"
@@ -21,8 +18,12 @@ namespace {
 
 constexpr int64_t kMaxRows = 8;
 constexpr int64_t kLineBytes = 64;
-// Accumulators that the vector registers hold beside the operands.
-constexpr int kAccumulators = kLanes == 16 ? 16 : 8;
+// Accumulators that the registers hold beside the operands: bf16 that must be widened takes more of them.
+#if defined(__AVX512BF16__)
+constexpr int kAccumulators = 16;
+#else
+constexpr int kAccumulators = kLanes == 16 ? 8 : 4;
+#endif
 
 template <class T>
 struct Gemv {

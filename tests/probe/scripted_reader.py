@@ -12,6 +12,7 @@ class ScriptedBuffer:
         self.reader = reader
         self.num_bytes = self.expected_sum = num_bytes
         self.closed = False
+        self.history: list[str] = []
 
     def huge_pages(self) -> bool | None:
         return None
@@ -21,11 +22,14 @@ class ScriptedBuffer:
         self.reader.passes.append((variant, num_threads))
         return self.num_bytes
 
-    def fill(self) -> None: ...
+    def fill(self) -> None:
+        self.history.append("fill")
 
-    def copy_halves(self) -> None: ...
+    def copy_halves(self) -> None:
+        self.history.append("copy")
 
-    def write(self) -> None: ...
+    def write(self) -> None:
+        self.history.append("write")
 
     def close(self) -> None:
         self.closed = True

@@ -88,6 +88,12 @@ def test_a_working_set_beyond_memory_is_not_read(monkeypatch: pytest.MonkeyPatch
     assert report.reading_buffer_bytes == report.buffer_bytes == 2 * CACHE
 
 
+def test_readings_are_of_random_words() -> None:
+    reader = ScriptedReader()
+    CpuProbe(QUICK, reader, device()).survey(None)
+    assert reader.buffers[-1].history == ["copy", "write", "fill"]
+
+
 def test_read_needs_a_survey() -> None:
     with pytest.raises(ValueError, match="survey"):
         CpuProbe(QUICK, ScriptedReader(), device()).read()

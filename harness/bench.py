@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.analysis import RunFacts, analyse
+from harness.devices.datasheet import match_device
 from harness.engines.base import Engine, Request, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
@@ -84,6 +85,7 @@ def run_bench(config: RunConfig, runs_parent: Path, tell: Say) -> tuple[Path, Ru
 
 
 def _new_record(run_id: str, config: RunConfig, model: ResolvedModel, rig: Rig) -> RunRecord:
+    sheet = match_device(rig.device)
     return RunRecord(
         run_id=run_id,
         created_utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -92,6 +94,7 @@ def _new_record(run_id: str, config: RunConfig, model: ResolvedModel, rig: Rig) 
         environment=read_environment(),
         model=model.spec,
         device=rig.device,
+        datasheet_bytes_per_s=None if sheet is None else sheet.memory_bytes_per_s.value,
         traffic=engine_traffic(config, model),
     )
 
@@ -210,6 +213,7 @@ def run_facts(record: RunRecord) -> RunFacts:
     return RunFacts(
         run_id=record.run_id, config=record.config, model=record.model, device=record.device,
         traffic=record.traffic, engine=record.engine, probe=record.probe,
+        datasheet_bytes_per_s=record.datasheet_bytes_per_s,
     )  # fmt: skip
 
 

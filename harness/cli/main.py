@@ -16,7 +16,7 @@ from harness.errors import HarnessError
 class ExplainingGroup(TyperGroup):
     """Turns a HarnessError into one line what, one line how to mend, and its exit code."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except HarnessError as fault:

@@ -36,7 +36,7 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
     if not isinstance(record, RunRecord):
         show_rows(ab_table(record.rows) if format is Format.table else [record.model_dump(mode="json")], format)
         return
-    lines = [("status", record.status)]
+    lines: list[tuple[str, str]] = [("status", record.status)]
     if record.failure is not None:
         lines += [("failure", record.failure.what), ("mend", record.failure.mend)]
     if record.analysis is not None:

@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from pydantic import BaseModel
+
 from harness.errors import ConfigError
 from harness.specs.device import DeviceSpec
 from harness.specs.record import EVENT, RunRecord
 from harness.specs.run import RunConfig
 
-_MODELS = {"run": RunConfig, "record": RunRecord, "device": DeviceSpec}
+_MODELS: dict[str, type[BaseModel]] = {"run": RunConfig, "record": RunRecord, "device": DeviceSpec}
 
 
 def json_schema(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from harness.specs.model import ModelSpec
 from harness.specs.run import RunConfig
 from harness.specs.step import DecodeTraffic
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 
 
 # --- the probe -------------------------------------------------------------------------------------------------
@@ -330,6 +330,8 @@ class RunRecord(Frozen):
     model: ModelSpec
     device: DeviceInfo | None = None
     traffic: DecodeTraffic | None = None
+    datasheet_bytes_per_s: PositiveFloat | None = None
+    """Published bandwidth of the device, where its data sheet is known (`harness devices`)."""
     probe: ProbeReport | None = None
     engine: EngineReport | None = None
     requests: tuple[RequestFigures, ...] = ()

@@ -11,8 +11,8 @@ m and then only run: by a loop on a CPU, as one captured graph on a GPU. Prefill
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -24,19 +24,17 @@ from harness.engines.native.weights import TORCH_DTYPES, LayerWeights, Linear, M
 from harness.specs.model import ModelSpec
 
 
-@dataclass(frozen=True)
 class Step:
     """The launches of one forward pass over m new tokens."""
 
-    launches: tuple[Bound, ...]
+    def __init__(self, launches: Iterable[Bound]) -> None:
+        self.launches = tuple(launches)
+        # The loop is the engine's overhead on a CPU: it walks plain callables, no attributes.
+        self._runs = tuple(bound.run for bound in self.launches)
 
     def run(self) -> None:
         for launch in self._runs:
             launch()
-
-    def __post_init__(self) -> None:
-        # The loop is the engine's overhead on a CPU: it reads a plain tuple of callables, no attributes.
-        object.__setattr__(self, "_runs", tuple(bound.run for bound in self.launches))
 
 
 class Buffers:
@@ -87,7 +85,7 @@ class Decoder:
     def step(self, m: int) -> Step:
         """The launches over m new tokens; built when first asked for."""
         if m not in self._steps:
-            self._steps[m] = Step(tuple(self._launches(m)))
+            self._steps[m] = Step(self._launches(m))
         return self._steps[m]
 
     def distinct_linears(self) -> dict[str, Linear]:
@@ -98,7 +96,7 @@ class Decoder:
         """Take in a prompt from an empty cache, chunk by chunk; the first output token is chosen at the end."""
         self.context.zero_()
         tokens = torch.tensor(ids, dtype=torch.int64)
-        for chunk in tokens.split(self._chunk):
+        for chunk in torch.split(tokens, self._chunk):
             self._buffers.ids[: len(chunk)].copy_(chunk)
             self.step(len(chunk)).run()
 
@@ -106,7 +104,7 @@ class Decoder:
         phase: Phase = "decode" if m == 1 else "prefill"
         b, e, spec = self._buffers, self._elementwise, self.spec
         hidden, normed, delta = b.hidden[:m], b.normed[:m], b.delta[:m]
-        yield Bound("elementwise", "advance", lambda: self.context.add_(m))  # type: ignore[arg-type, return-value]
+        yield Bound("elementwise", "advance", partial(_add, self.context, m))
         yield Bound("elementwise", "embed", e.embed(b.ids[:m], self._weights.embedding, hidden))
         for index, layer in enumerate(self._weights.layers):
             if index == 0:
@@ -129,7 +127,7 @@ class Decoder:
     def _attention(self, phase: Phase, index: int, layer: LayerWeights, m: int) -> Iterator[Bound]:
         b, spec, (k_cache, v_cache) = self._buffers, self.spec, self._cache[index]
         qkv = b.qkv[:m]
-        q, k, v = qkv.split([spec.q_size, spec.kv_size, spec.kv_size], dim=1)
+        q, k, v = torch.split(qkv, [spec.q_size, spec.kv_size, spec.kv_size], dim=1)
         outs = {"qkv": qkv, "q": q, "k": k, "v": v}
         yield from self._linears(phase, index, layer, b.normed[:m], outs)
         heads = (m, spec.num_attention_heads, spec.head_dim)
@@ -158,3 +156,7 @@ class Decoder:
         for role, out in outs.items():
             if role in layer.linears:
                 yield self._ops.linear(phase, role, index, layer.linears[role], x, out)
+
+
+def _add(number: torch.Tensor, amount: int) -> None:
+    number.add_(amount)

@@ -128,7 +128,7 @@ def _build(spec: ModelSpec, dtype: str, device: torch.device, fuse: bool, fill: 
             return None
         rows = sum(part.shape[0] for part in parts)
         whole = empty((rows, *parts[0].shape[1:]), TORCH_DTYPES[dtype], device)
-        for part, place in zip(parts, whole.split([part.shape[0] for part in parts]), strict=True):
+        for part, place in zip(parts, torch.split(whole, [part.shape[0] for part in parts]), strict=True):
             fill(part, place)
         return whole
 

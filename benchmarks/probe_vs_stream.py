@@ -18,7 +18,7 @@ from harness.cpu_pool import CpuPool
 from harness.devices.cpu import detect_cpu
 from harness.kernel_build import load_kernel
 from harness.probe.kernel_reader import KernelBuffer, KernelReader
-from harness.probe.timing import compare, describe, fastest, pass_s
+from harness.probe.timing import describe, fastest, pass_s, rounds_s
 from harness.stats import paired_ratio
 from harness.units import gb_per_s
 
@@ -65,9 +65,7 @@ def table(times_s: dict[str, list[float]], num_bytes: int, base: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--buffer-mib", type=int, help="default: four last-level caches")
     options = parser.parse_args()
@@ -77,7 +75,7 @@ def main() -> None:
         reader = KernelReader(pool)
         with reader.session():
             buffer = reader.allocate((options.buffer_mib or default_mib) << 20)
-            sweep = compare(buffer, [(variant, pool.num_threads) for variant in reader.variants], SWEEP_S)
+            sweep = rounds_s(buffer, [(variant, pool.num_threads) for variant in reader.variants], SWEEP_S)
             best, plain = fastest(sweep), (reader.variants[1], pool.num_threads)
             passes = {
                 "plain read": stream_pass(buffer, pool),
@@ -85,9 +83,7 @@ def main() -> None:
                 f"best: {best[0]}": lambda: pass_s(buffer, best),
             }
             times_s = interleave(passes, options.rounds)
-    print(
-        f"{device.name}, {pool.num_threads} threads, {buffer.num_bytes / 2**20:.0f} MiB; {describe(best)}\n"
-    )
+    print(f"{device.name}, {pool.num_threads} threads, {buffer.num_bytes / 2**20:.0f} MiB; {describe(best)}\n")
     print(
         tabulate([[p.variant, gb_per_s(p.read_bytes_per_s)] for p in sweep], ["variant, sweep", "median"]),
         "\n",

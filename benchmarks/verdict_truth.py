@@ -10,14 +10,15 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from harness.analysis import analyse
+from tabulate import tabulate
+
+from harness.analysis import RunFacts, analyse
 from harness.bench import engine_traffic, make_request
 from harness.engines.scripted import ScriptedRig
 from harness.models import resolve_model
-from harness.specs.record import Analysis, ChunkEvent, EndEvent, Event, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.event import ChunkEvent, EndEvent, Event, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
-from harness.analysis import RunFacts
-from tabulate import tabulate
 
 QUIET = {"step_noise_frac": 0.02, "probe_noise_frac": 0.01, "repeat_noise_frac": 0.003}
 NOISY = {"step_noise_frac": 0.10, "probe_noise_frac": 0.05, "repeat_noise_frac": 0.02}

@@ -8,8 +8,11 @@ import harness
 from harness.figures import Repeat, Roof, find_roof, finished_repeats, last_evidence, request_figures, utilization
 from harness.roofline import frac
 from harness.specs.device import DeviceInfo
+from harness.specs.engine import EngineReport, Evidence
+from harness.specs.event import Event
 from harness.specs.model import ModelSpec
-from harness.specs.record import Analysis, EngineReport, Event, Evidence, ProbeReport, RequestFigures
+from harness.specs.probe import ProbeReport
+from harness.specs.record import Analysis, RequestFigures
 from harness.specs.run import RunConfig
 from harness.specs.step import DecodeTraffic
 from harness.stats import median, percentile

@@ -24,15 +24,8 @@ from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
-from harness.specs.record import (
-    Analysis,
-    ChunkEvent,
-    EndEvent,
-    EvidenceEvent,
-    ProbeEvent,
-    RunRecord,
-    SendEvent,
-)
+from harness.specs.event import ChunkEvent, EndEvent, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.record import Analysis, RunRecord
 from harness.specs.run import Gate, RunConfig, Workload
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES

@@ -20,8 +20,7 @@ Location = tuple[int | str, ...]
 
 def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
     """Read one YAML file as `model`. Raises ConfigError; nothing else for any content of the file."""
-    root = _compose(path)
-    data = yaml.safe_load(path.read_bytes()) if root is not None else {}
+    root, data = _read(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: holds {type(data).__name__}, not keys with values", "write `key: value` lines")
     set_from: dict[Location, str] = {}
@@ -33,20 +32,21 @@ def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = (
         raise _explain(fault, path, root, model, set_from) from None
 
 
-def _compose(path: Path) -> yaml.Node | None:
-    """The file's node tree, which knows lines; refuses what is not YAML, and a key that stands twice."""
+def _read(path: Path) -> tuple[yaml.Node | None, Any]:
+    """The file's node tree, which knows lines, and its data; refuses what is not YAML, and a key that stands twice."""
     try:
-        root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+        text = path.read_bytes()
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _refuse_duplicates(root, path)
+        return root, {} if root is None else yaml.safe_load(text)
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
         raise ConfigError(f"{path}:{line}: not valid YAML: {fault.problem}", "mend the line, or the one before") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as fault:
-        reason = str(fault).splitlines()[0]
-        raise ConfigError(f"{path}: not valid YAML: {reason}", "save the file as UTF-8 text") from None
-    _refuse_duplicates(root, path)
-    return root
+    except (yaml.YAMLError, ValueError, RecursionError) as fault:  # ValueError: bytes that are no text, a 13th month
+        reason = str(fault).partition("\n")[0]
+        raise ConfigError(f"{path}: not valid YAML: {reason}", "save it as UTF-8 text, and mend what is named") from None
 
 
 def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:

@@ -36,9 +36,7 @@ class CpuPool:
         self._handle: int | None = self._library.cpu_pool_create(array, len(self.cores))
         if self._handle is None:
             reason = os.strerror(ctypes.get_errno())
-            raise UnavailableError(
-                f"can't start threads on cores {self.cores}: {reason}", "use fewer threads"
-            )
+            raise UnavailableError(f"can't start threads on cores {self.cores}: {reason}", "use fewer threads")
 
     @property
     def handle(self) -> int:

@@ -10,18 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.roofline import frac, memory_floor_s
-from harness.specs.record import (
-    ChunkEvent,
-    EndEvent,
-    Event,
-    Evidence,
-    EvidenceEvent,
-    KernelReadEvent,
-    ProbeEvent,
-    ProbeReading,
-    RequestFigures,
-    SendEvent,
-)
+from harness.specs.engine import Evidence
+from harness.specs.event import ChunkEvent, EndEvent, Event, EvidenceEvent, KernelReadEvent, ProbeEvent, SendEvent
+from harness.specs.probe import ProbeReading
+from harness.specs.record import RequestFigures
 from harness.specs.step import DecodeTraffic
 from harness.stats import mean_interval, median
 

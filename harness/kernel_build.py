@@ -64,9 +64,7 @@ def find_compiler() -> list[str]:
     wanted = shlex.split(os.environ.get("CXX", ""))
     if wanted:
         if shutil.which(wanted[0]) is None:
-            raise UnavailableError(
-                f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it"
-            )
+            raise UnavailableError(f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it")
         return wanted
     for name in ("g++", "c++", "clang++"):
         if shutil.which(name):

@@ -21,7 +21,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from harness.errors import ConfigError, HarnessError
 from harness.specs.ab import AbRecord
 from harness.specs.base import Frozen
-from harness.specs.record import EVENT, Event, Failure, RunRecord
+from harness.specs.event import EVENT, Event
+from harness.specs.record import Failure, RunRecord
 
 Record = RunRecord | AbRecord
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])

@@ -7,7 +7,8 @@ without evidence the cause is `unknown`.
 
 from dataclasses import dataclass
 
-from harness.specs.record import Evidence, Verdict, VerdictName
+from harness.specs.engine import Evidence
+from harness.specs.record import Verdict, VerdictName
 from harness.units import ms, num_bytes, percent
 
 UNDERFED_BELOW_FRAC = 0.70

@@ -151,7 +151,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 )
 def test_flipped_bytes(scratch: Path, flips: list[tuple[int, int]]) -> None:
-    """Whatever bytes of length and header change, the result is a checkpoint of the data's size or a refusal."""
+    """Whatever bytes of length and header change: a checkpoint of the data's size, or a refusal."""
     damaged = bytearray(SOUND_FILE)
     for position, mask in flips:
         damaged[position] ^= mask

@@ -3,7 +3,8 @@
 import pytest
 
 from harness.figures import find_roof, finished_repeats, request_figures, utilization
-from harness.specs.record import ChunkEvent, EndEvent, Event, KernelReadEvent, ProbeEvent, ProbeReading, SendEvent
+from harness.specs.event import ChunkEvent, EndEvent, Event, KernelReadEvent, ProbeEvent, SendEvent
+from harness.specs.probe import ProbeReading
 from harness.specs.step import DecodeTraffic
 
 TRAFFIC = DecodeTraffic(

@@ -57,9 +57,7 @@ def test_flags_header_and_source_decide_the_library(answer: Path, empty_cache: P
 
 
 @pytest.mark.compiler
-def test_the_cpu_decides_the_library(
-    answer: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpu_decides_the_library(answer: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load_kernel(answer)
     monkeypatch.setattr("harness.kernel_build.cpu_flags", lambda: ("another", "machine"))
     load_kernel(answer)
@@ -68,9 +66,7 @@ def test_the_cpu_decides_the_library(
 
 @pytest.mark.compiler
 def test_extra_flags_override_ours(answer: Path, empty_cache: Path) -> None:
-    (answer.parent / "number.h").write_text(
-        "#ifdef __OPTIMIZE__\n#define NUMBER 1\n#else\n#define NUMBER 0\n#endif\n"
-    )
+    (answer.parent / "number.h").write_text("#ifdef __OPTIMIZE__\n#define NUMBER 1\n#else\n#define NUMBER 0\n#endif\n")
     assert load_kernel(answer).answer() == 1
     assert load_kernel(answer, ("-O0",)).answer() == 0
 

@@ -13,7 +13,8 @@ from harness.bench import run_bench
 from harness.errors import ConfigError
 from harness.records import RECORD, SAMPLES, RunFolder, find_run, list_runs, load_events, load_record
 from harness.report.runs import comparison_rows, recompute_run, run_rows
-from harness.specs.record import EndEvent, RunRecord
+from harness.specs.event import EndEvent
+from harness.specs.record import RunRecord
 from harness.specs.run import RunConfig
 
 CONFIG = RunConfig.model_validate(
@@ -136,7 +137,8 @@ WRITER = """
 import sys, time
 from pathlib import Path
 from harness.records import RunFolder, load_record
-from harness.specs.record import EndEvent, RunRecord
+from harness.specs.event import EndEvent
+from harness.specs.record import RunRecord
 record = load_record(Path(sys.argv[1])).model_copy(update={"status": "running", "analysis": None})
 with RunFolder.create(Path(sys.argv[2]), "cpu", "killed") as folder:
     folder.write(record)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import CheckpointError
@@ -13,10 +13,6 @@ from harness.specs.layout import model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
 from harness.traffic import decode_traffic, prefill_flop
-
-settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
-settings.load_profile("suite")
-
 
 def spec(**changes: object) -> ModelSpec:
     small = {

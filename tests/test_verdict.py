@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from harness.bench import run_bench
-from harness.specs.record import Analysis, Evidence, LaunchClass
+from harness.specs.engine import Evidence, LaunchClass
+from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
 from harness.verdict import Measured, find_cause, judge
 

@@ -25,7 +25,6 @@ from harness.backends.registry import linear_backends
 from harness.cpu_pool import CpuPool, physical_cores
 from harness.devices.cpu import detect_cpu
 from harness.environment import read_environment
-from harness.errors import ConfigError
 from harness.exclusive import measuring
 from harness.figures import reading_rate
 from harness.models import resolve_model

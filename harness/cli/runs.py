@@ -25,8 +25,8 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
     """One run's record."""
     from harness.cli.ab import ab_table
     from harness.cli.bench import analysis_lines
-    from harness.cli.render import show_object
     from harness.cli.render import show as show_rows
+    from harness.cli.render import show_object
     from harness.records import find_run, load_record
     from harness.records import runs_dir as resolve
     from harness.specs.record import RunRecord

@@ -125,9 +125,7 @@ def _cgroup_left_bytes() -> Iterator[int]:
 def _inactive_file_bytes(folder: Path) -> int:
     """Page cache that is reclaimed first; version 1 gives its own figure and the total of its subtree."""
     stat = (line.split() for line in (_text(folder / "memory.stat") or "").splitlines())
-    return max(
-        (int(line[1]) for line in stat if line[0] in ("inactive_file", "total_inactive_file")), default=0
-    )
+    return max((int(line[1]) for line in stat if line[0] in ("inactive_file", "total_inactive_file")), default=0)
 
 
 def _memory_cgroups() -> Iterator[Path]:

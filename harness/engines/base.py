@@ -14,7 +14,9 @@ from typing import Protocol
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.specs.device import DeviceInfo
-from harness.specs.record import EngineReport, Evidence, KernelReadEvent, ProbeReading
+from harness.specs.engine import EngineReport, Evidence
+from harness.specs.event import KernelReadEvent
+from harness.specs.probe import ProbeReading
 from harness.specs.run import RunConfig
 
 

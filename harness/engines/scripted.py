@@ -14,7 +14,9 @@ from harness.engines.base import Chunk, Request
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
-from harness.specs.record import EngineReport, Evidence, KernelReadEvent, LaunchClass, ProbeReading, ProbeReport
+from harness.specs.engine import EngineReport, Evidence, LaunchClass
+from harness.specs.event import KernelReadEvent
+from harness.specs.probe import ProbeReading, ProbeReport
 from harness.specs.run import RunConfig, ScriptedEngine
 from harness.specs.step import DecodeTraffic
 from harness.traffic import decode_traffic, prefill_flop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness.specs.record import ProbeReading, ProbeReport
+from harness.specs.probe import ProbeReading, ProbeReport
 
 
 class Probe(Protocol):

@@ -10,10 +10,10 @@ from harness.probe.baseline import first_read_bytes_per_s
 from harness.probe.kernel_reader import KernelReader
 from harness.probe.matmul import peak_flop_per_s
 from harness.probe.reader import BUFFER_ALIGN_BYTES, Buffer, Reader
-from harness.probe.timing import Candidate, compare, describe, fastest, move_bytes_per_s, pass_s, rounds_s
+from harness.probe.timing import Candidate, describe, fastest, move_bytes_per_s, pass_s, rounds_s, speed, sweep_points
 from harness.probe.torch_reader import TorchReader
 from harness.specs.device import DeviceInfo
-from harness.specs.record import ProbeReading, ProbeReport
+from harness.specs.probe import ProbeReading, ProbeReport
 from harness.specs.run import ProbeConfig
 
 CACHES_PER_BUFFER = 4
@@ -66,11 +66,11 @@ class CpuProbe:
         self.close()
         with self._reader.session():
             buffer = self._buffer = self._reader.allocate(self._buffer_bytes())
-            sweep = compare(buffer, self._variants(), self._share_s(_SWEEP_FRAC))
-            curve = compare(buffer, self._thread_counts(fastest(sweep)), self._share_s(_CURVE_FRAC))
-            self._best = fastest(curve)
-            # Measured again: the fastest of many noisy figures over-estimates.
-            best = compare(buffer, [self._best], self._share_s(_BEST_FRAC))[0].read_bytes_per_s
+            sweep_s = rounds_s(buffer, self._variants(), self._share_s(_SWEEP_FRAC))
+            curve_s = rounds_s(buffer, self._thread_counts(fastest(sweep_s)), self._share_s(_CURVE_FRAC))
+            self._best = fastest(curve_s)
+            sweep, curve = sweep_points(buffer, sweep_s), sweep_points(buffer, curve_s)
+            best = speed(buffer, self._best, self._share_s(_BEST_FRAC))
             huge_pages = buffer.huge_pages()
             copy = move_bytes_per_s(buffer, buffer.copy_halves, self._best, self._share_s(_COPY_FRAC))
             write = move_bytes_per_s(buffer, buffer.write, self._best, self._share_s(_WRITE_FRAC))
@@ -99,9 +99,7 @@ class CpuProbe:
         with self._reader.session():
             pass_s(self._buffer, self._best)
             passes_s = rounds_s(self._buffer, [self._best], self._config.reading_s)[self._best]
-        return ProbeReading(
-            pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best)
-        )
+        return ProbeReading(pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best))
 
     def close(self) -> None:
         """Gives the buffer's memory back. A second call does nothing."""
@@ -145,7 +143,7 @@ class CpuProbe:
             return None
         self.close()
         self._buffer = self._reader.allocate(_whole_lines(working_set_bytes))
-        return compare(self._buffer, [self._best], self._share_s(_WORKING_SET_FRAC))[0].read_bytes_per_s
+        return speed(self._buffer, self._best, self._share_s(_WORKING_SET_FRAC))
 
     def _suits_readings(self, working_set_bytes: int, buffer_bytes: int) -> bool:
         """One to four caches: some of it stays cached from step to step, and so must the probe's.

@@ -59,9 +59,7 @@ class KernelBuffer:
 
     def read(self, variant: str, num_threads: int) -> int:
         index = self._reader.variants.index(variant)
-        total: int = self._library.read_probe_read(
-            self._pool, index, self.address, self._num_lines, num_threads
-        )
+        total: int = self._library.read_probe_read(self._pool, index, self.address, self._num_lines, num_threads)
         return total
 
     def fill(self) -> None:

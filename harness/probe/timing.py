@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from harness.errors import MeasurementError
 from harness.probe.reader import Buffer
-from harness.specs.record import SweepPoint
+from harness.specs.probe import SweepPoint
+
+MIN_ROUNDS = 3
+"""One pass may meet a neighbour's burst; of three rarely all do."""
 
 Candidate = tuple[str, int]
 """A reader's variant and its number of threads."""
@@ -34,28 +37,36 @@ def pass_s(buffer: Buffer, candidate: Candidate) -> float:
 
 
 def rounds_s(buffer: Buffer, candidates: Sequence[Candidate], time_s: float) -> dict[Candidate, list[float]]:
-    """Times of each candidate's passes, in rounds over all of them: at least one, and until `time_s` is over.
+    """Times of each candidate's passes, in rounds over all of them: at least MIN_ROUNDS, and until `time_s` is over.
 
     Interleaved, so that a neighbour's burst hits every candidate and not just one.
     """
     passes_s: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
-    for _ in _until_over(time_s):
+    for _ in _until_over(time_s, MIN_ROUNDS):
         for candidate in candidates:
             passes_s[candidate].append(pass_s(buffer, candidate))
     return passes_s
 
 
-def compare(buffer: Buffer, candidates: Sequence[Candidate], time_s: float) -> tuple[SweepPoint, ...]:
+def speed(buffer: Buffer, candidate: Candidate, time_s: float) -> float:
+    """Bytes per second of one reader: the median of its passes."""
+    return buffer.num_bytes / median(rounds_s(buffer, [candidate], time_s)[candidate])
+
+
+def sweep_points(buffer: Buffer, passes_s: Mapping[Candidate, Sequence[float]]) -> tuple[SweepPoint, ...]:
     """The median speed of each candidate."""
     return tuple(
         SweepPoint(variant=variant, num_threads=threads, read_bytes_per_s=buffer.num_bytes / median(times_s))
-        for (variant, threads), times_s in rounds_s(buffer, candidates, time_s).items()
+        for (variant, threads), times_s in passes_s.items()
     )
 
 
-def fastest(points: Sequence[SweepPoint]) -> Candidate:
-    best = max(points, key=lambda point: point.read_bytes_per_s)
-    return best.variant, best.num_threads
+def fastest(passes_s: Mapping[Candidate, Sequence[float]]) -> Candidate:
+    """The candidate with the fastest single pass: what it can do, a neighbour's burst can only hide.
+
+    Chosen only; its speed is measured again, since the fastest of many noisy figures over-estimates.
+    """
+    return min(passes_s, key=lambda candidate: min(passes_s[candidate]))
 
 
 def move_bytes_per_s(buffer: Buffer, move: Callable[[], None], proof: Candidate, time_s: float) -> float:
@@ -69,9 +80,10 @@ def move_bytes_per_s(buffer: Buffer, move: Callable[[], None], proof: Candidate,
     return buffer.num_bytes / median(moves_s)
 
 
-def _until_over(time_s: float) -> Iterator[None]:
-    """Yields at least once, and until `time_s` has passed."""
+def _until_over(time_s: float, at_least: int = 1) -> Iterator[None]:
+    """Yields so many times at least, and until `time_s` has passed."""
     end_s = time.perf_counter() + time_s
-    yield
+    for _ in range(at_least):
+        yield
     while time.perf_counter() < end_s:
         yield

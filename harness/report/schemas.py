@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 from harness.errors import ConfigError
 from harness.specs.device import DeviceSpec
-from harness.specs.record import EVENT, RunRecord
+from harness.specs.event import EVENT
+from harness.specs.record import RunRecord
 from harness.specs.run import RunConfig
 
 _MODELS: dict[str, type[BaseModel]] = {"run": RunConfig, "record": RunRecord, "device": DeviceSpec}

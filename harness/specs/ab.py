@@ -7,8 +7,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from harness.specs.base import Count, Frozen
 from harness.specs.device import DeviceInfo
 from harness.specs.environment import Environment
+from harness.specs.probe import ProbeReading, ProbeReport
 from harness.specs.problem import LinearProblem
-from harness.specs.record import SCHEMA_VERSION, Failure, ProbeReading, ProbeReport, Status
+from harness.specs.record import SCHEMA_VERSION, Failure, Status
 
 
 class AbConfig(Frozen):

@@ -13,6 +13,8 @@ from harness.specs.tensor import CONFIG_DTYPES
 
 # Query, key and value have biases in Qwen2 whatever its config says; the others have an `attention_bias` for all four.
 _FAMILIES = ("llama", "qwen2", "qwen3")
+MAX_LAYERS = 10_000
+"""Each layer's tensors are listed one by one: a hostile count must not take the memory."""
 _REQUIRED_COUNTS = {
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
@@ -37,6 +39,8 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
     family = _family(text, source)
     _refuse_unmodelled(text, family, source)
     counts = {ours: _count(text, theirs, source) for theirs, ours in _REQUIRED_COUNTS.items()}
+    if counts["num_layers"] > MAX_LAYERS:
+        raise ConfigError(f"{source}: num_hidden_layers is {counts['num_layers']}", f"at most {MAX_LAYERS} are believed")
     heads = counts["num_attention_heads"]
     attention_bias = _flag(text, "attention_bias", False, source)
     theta, scaling = _rope(text, source)
@@ -124,12 +128,19 @@ def _kv_heads(text: Mapping[str, Any], heads: int, source: str) -> int:
 
 def _head_dim(text: Mapping[str, Any], family: str, hidden: int, heads: int, source: str) -> int:
     if text.get("head_dim") is not None:
-        return _count(text, "head_dim", source)
+        return _even(_count(text, "head_dim", source), source)
     if family == "qwen3":  # transformers' default there is 128, hidden_size / heads in the others: do not guess
         raise ConfigError(f"{source}: head_dim is missing", "qwen3 needs it: it is not hidden_size / num_attention_heads")
     if hidden % heads:
         raise ConfigError(f"{source}: head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim")
-    return hidden // heads
+    return _even(hidden // heads, source)
+
+
+def _even(head_dim: int, source: str) -> int:
+    """Rotary embeddings turn pairs of dimensions."""
+    if head_dim % 2:
+        raise ConfigError(f"{source}: head_dim is {head_dim}", "it must be even: rotary embeddings turn pairs")
+    return head_dim
 
 
 def _rope(text: Mapping[str, Any], source: str) -> tuple[float, dict[str, Any] | None]:

@@ -33,9 +33,7 @@ class Machine:
     def core(self, number: int, siblings: str) -> None:
         self.write(self.sys / f"cpu{number}/topology/thread_siblings_list", siblings)
 
-    def cache(
-        self, number: int, index: int, level: int, size: str, shared: str, kind: str = "Unified"
-    ) -> None:
+    def cache(self, number: int, index: int, level: int, size: str, shared: str, kind: str = "Unified") -> None:
         folder = self.sys / f"cpu{number}/cache/index{index}"
         for name, text in {
             "level": str(level),

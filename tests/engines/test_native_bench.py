@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from harness.bench import run_bench  # noqa: E402
 from harness.errors import CheckpointError, ConfigError, UnavailableError  # noqa: E402
 from harness.records import load_events  # noqa: E402
-from harness.specs.record import ChunkEvent, KernelReadEvent, ProbeEvent, RunRecord  # noqa: E402
+from harness.specs.event import ChunkEvent, KernelReadEvent, ProbeEvent  # noqa: E402
+from harness.specs.record import RunRecord  # noqa: E402
 from harness.specs.run import RunConfig  # noqa: E402
 
 pytestmark = pytest.mark.torch

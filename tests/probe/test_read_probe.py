@@ -64,9 +64,7 @@ def test_copy_and_write_reach_every_word(flags: tuple[str, ...], cpu_pool: CpuPo
     assert buffer.read(reader.variants[0], 1) == buffer.expected_sum
 
 
-def test_the_survey_of_a_small_buffer(
-    cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch, empty_cache: Path
-) -> None:
+def test_the_survey_of_a_small_buffer(cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
     monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {})
     probe = open_cpu_probe(QUICK, cpu_pool, DEVICE)
     report = probe.survey(2 * CACHE)
@@ -78,9 +76,7 @@ def test_the_survey_of_a_small_buffer(
 
 
 @pytest.mark.parametrize("place", [0, NUM_BYTES // 16, NUM_BYTES // 8 - 1])
-def test_one_flipped_bit_fails_the_reading(
-    place: int, cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_flipped_bit_fails_the_reading(place: int, cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {})
     config = ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6, reading_s=1e-6)
     probe = CpuProbe(config, KernelReader(cpu_pool), DEVICE)

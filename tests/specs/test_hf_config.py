@@ -83,6 +83,8 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"rope_theta": -1}, "rope_theta"),
+        ({"head_dim": 33}, "head_dim"),
+        ({"num_hidden_layers": 10**12}, "num_hidden_layers"),
     ],
 )
 def test_refusals_name_the_field(changes: dict[str, Any], field: str) -> None:

@@ -18,7 +18,9 @@ from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
-from harness.specs.record import EngineReport, Evidence, KernelReadEvent, LaunchClass, ProbeReading
+from harness.specs.engine import EngineReport, Evidence, LaunchClass
+from harness.specs.event import KernelReadEvent
+from harness.specs.probe import ProbeReading
 from harness.specs.run import NativeEngine
 
 if TYPE_CHECKING:

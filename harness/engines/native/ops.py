@@ -16,8 +16,8 @@ import torch
 from harness.backends.base import AttentionBackend, Executor, Launch, LinearBackend
 from harness.backends.registry import Choice, choose_attention, choose_linear
 from harness.engines.native.weights import Linear
+from harness.specs.engine import OpChoice
 from harness.specs.problem import AttentionProblem, LinearProblem
-from harness.specs.record import OpChoice
 from harness.specs.run import NativeEngine
 
 Phase = Literal["decode", "prefill"]

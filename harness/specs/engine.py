@@ -1,0 +1,69 @@
+"""What an engine says of itself: what ran, and where a step's time goes."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from harness.specs.base import Frozen
+
+
+class LaunchClass(Frozen):
+    """Decode time of one kind of launch, per step."""
+
+    name: str
+    """linear, attention, elementwise, sampling."""
+    step_s: NonNegativeFloat
+    read_bytes: NonNegativeInt
+    """Bytes of weights and cache that this kind reads in the step; 0 where it reads neither."""
+
+
+class Evidence(Frozen):
+    """Where decode time goes, by an instrumented pass that is not part of the timed repeats; unknown is null."""
+
+    num_steps: NonNegativeInt = 0
+    """Steps the instrumented pass took; 0: the engine can't tell."""
+    step_s: PositiveFloat | None = None
+    """Mean step of the instrumented pass itself: instruments cost time, so shares are taken of this."""
+    outside_kernels_s: NonNegativeFloat | None = None
+    """Per step: launches, the host's loop, synchronization."""
+    communication_s: NonNegativeFloat | None = None
+    classes: tuple[LaunchClass, ...] = ()
+    timeline_gaps_s: NonNegativeFloat | None = None
+    """Idle time between kernels on the device's own clock: null until a trace is read."""
+
+
+class OpChoice(Frozen):
+    """Which backend ran an operation of one shape, in which layers."""
+
+    op: str
+    """linear or attention; elementwise for the engine's own kernels."""
+    role: str
+    """qkv, o, gate_up, down, lm_head, decode, prefill, ..."""
+    shape: str
+    backend: str
+    contest_legal: bool
+    layers: str
+    """As ranges: 0-27."""
+    phase: Literal["decode", "prefill"]
+    read_bytes: NonNegativeInt | None = None
+    """What the backend says that one call reads."""
+    fallback_from: str | None = None
+    """The backend that was asked for and can't do this problem."""
+    fallback_reason: str | None = None
+
+
+class EngineReport(Frozen):
+    """What ran."""
+
+    kind: str
+    dtype: str
+    num_threads: PositiveInt | None = None
+    ops: tuple[OpChoice, ...] = ()
+    graph: bool = False
+    """Decode step captured as one graph."""
+    load_s: NonNegativeFloat | None = None
+    prepare_s: NonNegativeFloat | None = None
+    """Backends' one-time preparation of the weights."""
+    prepare_bytes: NonNegativeInt | None = None
+    """Memory that preparation added to the weights as loaded."""
+    notes: tuple[str, ...] = ()

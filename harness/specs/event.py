@@ -1,0 +1,71 @@
+"""The events of a run as they were measured: one line each of `samples.jsonl`, appended as it happens.
+
+Every derived figure of `record.json` can be computed again from them.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
+
+from harness.specs.base import Frozen
+from harness.specs.engine import Evidence
+from harness.specs.probe import ProbeReading
+
+
+class ProbeEvent(Frozen):
+    """A bracketing reading. Each repeat has two of its own: shared ones would make neighbours err together."""
+
+    event: Literal["probe"] = "probe"
+    repeat: NonNegativeInt
+    place: Literal["before", "after"]
+    reading: ProbeReading
+
+
+class KernelReadEvent(Frozen):
+    """A kernel's verified read of a weight, timed beside a probe reading: can show that the probe is not the roof."""
+
+    event: Literal["kernel_read"] = "kernel_read"
+    kernel: str
+    read_bytes: PositiveInt
+    calls_s: tuple[PositiveFloat, ...] = Field(min_length=1)
+    reading: ProbeReading
+
+
+class SendEvent(Frozen):
+    """The request leaves."""
+
+    event: Literal["send"] = "send"
+    repeat: NonNegativeInt
+    time_s: float
+    num_prompt_tokens: PositiveInt
+
+
+class ChunkEvent(Frozen):
+    """Tokens arrive."""
+
+    event: Literal["chunk"] = "chunk"
+    repeat: NonNegativeInt
+    time_s: float
+    token_ids: tuple[int, ...]
+    text: str = ""
+
+
+class EndEvent(Frozen):
+    """The request is over."""
+
+    event: Literal["end"] = "end"
+    repeat: NonNegativeInt
+    time_s: float
+
+
+class EvidenceEvent(Frozen):
+    """The instrumented pass's answer."""
+
+    event: Literal["evidence"] = "evidence"
+    evidence: Evidence
+
+
+Event = Annotated[
+    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | EndEvent | EvidenceEvent, Field(discriminator="event")
+]
+EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness.figures import Repeat, Roof, find_roof, finished_repeats, last_evidence, request_figures, utilization
+from harness.figures import Repeat, Roof, cpu_wait_frac, find_roof, finished_repeats, last_evidence, request_figures, utilization
 from harness.roofline import frac
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport, Evidence
@@ -42,7 +42,7 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
     repeats, roof, evidence = finished_repeats(events), find_roof(events), last_evidence(events)
     requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
-    row = _identity(facts, requests) | _times(requests, repeats) | _work(facts, repeats, roof, evidence)
+    row = _identity(facts, requests) | _times(requests, repeats) | _work(facts, repeats, roof, evidence, cpu_wait_frac(events))
     row["warnings"] = tuple(_warnings(facts, requests, roof))
     return requests, Analysis.model_validate(row)
 
@@ -84,7 +84,9 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
     }
 
 
-def _work(facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evidence | None) -> dict[str, Any]:
+def _work(
+    facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evidence | None, waited: float | None
+) -> dict[str, Any]:
     """Bytes, FLOP, walls and the verdict that they lead to."""
     traffic, device = facts.traffic, facts.device
     contexts = [context for repeat in repeats for context in repeat.step_contexts()]
@@ -106,6 +108,7 @@ def _work(facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evid
             cache_bytes=device.last_level_cache_bytes,
             mean_floor_s=floor_s,
             evidence=evidence,
+            cpu_wait_frac=waited,
             fault=_fault(facts.config, repeats),
         )
     )
@@ -132,6 +135,7 @@ def _work(facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evid
         "mfu_frac": frac(frac(step_flop, step_s), peak),
         "prefill_mfu_frac": frac(frac(prefill, ttft_s), peak),
         "outside_kernels_frac": frac(evidence.outside_kernels_s, evidence.step_s) if evidence else None,
+        "cpu_wait_frac": waited,
         "timeline_gaps_s": evidence.timeline_gaps_s if evidence else None,
     }
 

@@ -8,13 +8,16 @@ last, since its instruments cost time.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Literal
 
 from harness.analysis import RunFacts, analyse
+from harness.devices.contention import cpu_wait_s, waited_between
 from harness.devices.datasheet import match_device
 from harness.engines.base import Engine, Request, Rig
 from harness.engines.registry import open_rig
@@ -24,7 +27,7 @@ from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
-from harness.specs.event import ChunkEvent, EndEvent, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.event import ChunkEvent, ContentionEvent, EndEvent, EvidenceEvent, ProbeEvent, SendEvent
 from harness.specs.record import Analysis, RunRecord
 from harness.specs.run import Gate, RunConfig, Workload
 from harness.specs.step import DecodeTraffic
@@ -147,7 +150,8 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {work.repeats}")
         _read_roof(run, probe, repeat, "before")
-        _one_request(run, engine, request, repeat)
+        with _contention_recorded(run, repeat):
+            _one_request(run, engine, request, repeat)
         _read_roof(run, probe, repeat, "after")
     run.say("instrumented pass: where a step's time goes")
     run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
@@ -156,6 +160,16 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
 def _read_roof(run: Run, probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> None:
     if probe is not None:
         run.folder.append(ProbeEvent(repeat=repeat, place=place, reading=probe.read()))
+
+
+@contextmanager
+def _contention_recorded(run: Run, repeat: int) -> Iterator[None]:
+    """What others took of the cores meanwhile; of a scripted engine's virtual time there is nothing to say."""
+    before, began_s = cpu_wait_s(), time.perf_counter()
+    yield
+    wall_s, after = time.perf_counter() - began_s, cpu_wait_s()
+    if run.record.device is not None and run.record.device.kind != "scripted":
+        run.folder.append(ContentionEvent(repeat=repeat, wall_s=wall_s, wait=waited_between(before, after)))
 
 
 def _one_request(run: Run, engine: Engine, request: Request, repeat: int) -> None:

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from harness.roofline import frac, memory_floor_s
 from harness.specs.engine import Evidence
-from harness.specs.event import ChunkEvent, EndEvent, Event, EvidenceEvent, KernelReadEvent, ProbeEvent, SendEvent
+from harness.specs.event import (
+    ChunkEvent,
+    ContentionEvent,
+    EndEvent,
+    Event,
+    EvidenceEvent,
+    KernelReadEvent,
+    ProbeEvent,
+    SendEvent,
+)
 from harness.specs.probe import ProbeReading
 from harness.specs.record import RequestFigures
 from harness.specs.step import DecodeTraffic
@@ -172,6 +181,19 @@ def utilization(
         return util, (util - spread, util + spread), "roof uncertainty; one repeat"
     interval = mean_interval([floor / time for floor, time in floors_times])
     return util, interval, f"t over {len(floors_times)} repeats"
+
+
+def cpu_wait_frac(events: Iterable[Event]) -> float | None:
+    """Share of the requests' time that our threads waited for a core or the machine's CPUs were stolen.
+
+    A step on several threads waits for the slowest, so the threads' waits add up. Null where nothing was read.
+    """
+    waited_s, wall_s = 0.0, 0.0
+    for event in events:
+        if isinstance(event, ContentionEvent) and event.wait.queued_s is not None:
+            waited_s += event.wait.queued_s + (event.wait.stolen_s or 0.0)
+            wall_s += event.wall_s
+    return frac(waited_s, wall_s)
 
 
 def last_evidence(events: Iterable[Event]) -> Evidence | None:

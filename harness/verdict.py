@@ -16,6 +16,7 @@ AT_WALL_FROM_FRAC = 0.90
 MIN_DECODE_STEPS = 32
 MAX_INTERVAL_WIDTH_FRAC = 0.10
 MAX_ROOF_UNCERTAINTY_FRAC = 0.10
+MAX_CPU_WAIT_FRAC = 0.02
 MIN_CAUSE_SHARE_FRAC = 0.5
 """A cause is named when it alone explains at least half of the time lost."""
 
@@ -35,6 +36,8 @@ class Measured:
     cache_bytes: int | None
     mean_floor_s: float | None
     evidence: Evidence | None
+    cpu_wait_frac: float | None = None
+    """Share of the time that other processes kept our threads from their cores."""
     fault: str | None = None
     """What is wrong with the measurement itself, such as answers shorter than asked for."""
 
@@ -83,15 +86,17 @@ def _refusal(m: Measured) -> Verdict | None:
 
 
 def _unstable(m: Measured) -> Verdict | None:
-    """An interval wider than half a band can't tell one verdict from the next but one."""
-    if m.roof_uncertainty_frac > MAX_ROOF_UNCERTAINTY_FRAC:
+    """Cores that others held, a roof that moved, or an interval too wide to tell one verdict from the next but one."""
+    if m.cpu_wait_frac is not None and m.cpu_wait_frac > MAX_CPU_WAIT_FRAC:
+        reason = f"other processes kept this run's threads from their cores for {percent(m.cpu_wait_frac)} of the time"
+    elif m.roof_uncertainty_frac > MAX_ROOF_UNCERTAINTY_FRAC:
         reason = f"the readings around a repeat differ by {percent(2 * m.roof_uncertainty_frac)}: the roof moved"
     elif m.interval_frac is not None and m.interval_frac[1] - m.interval_frac[0] > MAX_INTERVAL_WIDTH_FRAC:
         low, high = m.interval_frac
         reason = f"the 95 % interval of utilization, {low:.3f} to {high:.3f}, is wider than {MAX_INTERVAL_WIDTH_FRAC}"
     else:
         return None
-    quiet = "quieten the machine, or raise workload.repeats"
+    quiet = "stop what else runs on the machine, or raise workload.repeats"
     return Verdict(verdict="unstable", reason=reason, cause="unknown", next_step=quiet)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.figures import find_roof, finished_repeats, request_figures, utilization
-from harness.specs.event import ChunkEvent, EndEvent, Event, KernelReadEvent, ProbeEvent, SendEvent
+from harness.figures import cpu_wait_frac, find_roof, finished_repeats, request_figures, utilization
+from harness.specs.event import ChunkEvent, ContentionEvent, CpuWait, EndEvent, Event, KernelReadEvent, ProbeEvent, SendEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.step import DecodeTraffic
 
@@ -117,6 +117,15 @@ def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> Non
 def test_a_slower_kernel_does_not_lower_the_roof() -> None:
     slow = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))
     assert find_roof([slow, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1e6)
+
+
+def test_waiting_threads_and_stolen_cpus_add_up() -> None:
+    def waited(repeat: int, queued_s: float | None, stolen_s: float | None) -> ContentionEvent:
+        return ContentionEvent(repeat=repeat, wall_s=10.0, wait=CpuWait(queued_s=queued_s, stolen_s=stolen_s))
+
+    assert cpu_wait_frac([waited(0, 1.0, 0.5), waited(1, 0.0, None)]) == pytest.approx(1.5 / 20)
+    assert cpu_wait_frac([waited(0, None, 1.0)]) is None
+    assert cpu_wait_frac([]) is None
 
 
 def test_an_unfinished_repeat_is_no_figure() -> None:

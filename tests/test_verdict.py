@@ -123,6 +123,13 @@ def test_no_roof_is_no_verdict() -> None:
     assert judge(measured(util_frac=None, roof_read_bytes_per_s=None)).verdict == "no-roof"
 
 
+def test_a_decode_whose_cores_others_held_is_unstable_however_steady() -> None:
+    found = judge(measured(cpu_wait_frac=0.05))
+    assert found.verdict == "unstable"
+    assert "5.0 %" in found.reason
+    assert judge(measured(cpu_wait_frac=0.01)).verdict == "underfed"
+
+
 def test_a_loss_spread_evenly_has_no_single_cause() -> None:
     parts = tuple(LaunchClass(name=name, step_s=0.4, read_bytes=100_000_000) for name in ("a", "b", "c"))
     cause, why = find_cause(measured(evidence=Evidence(num_steps=9, step_s=2.0, outside_kernels_s=0.1, classes=parts)))

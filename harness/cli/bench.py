@@ -65,7 +65,7 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("bytes per token", f"{num_bytes(a.step_bytes)}: weights {a.weight_read_bytes:,} B, cache {kv} a position"),
         ("roof", f"{gb_per_s(a.roof_read_bytes_per_s)} ({a.roof_source or 'none'}); probe {gb_per_s(a.probe_read_bytes_per_s)}"),
         ("achieved", f"{gb_per_s(a.achieved_bytes_per_s)}; MFU decode {percent(a.mfu_frac)}, prefill {percent(a.prefill_mfu_frac)}"),
-        ("outside kernels", percent(a.outside_kernels_frac)),
+        ("lost", f"outside kernels {percent(a.outside_kernels_frac)}; waiting for a core {percent(a.cpu_wait_frac)}"),
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]
     return lines + [("warning", warning) for warning in a.warnings]

@@ -5,7 +5,7 @@ Every derived figure of `record.json` can be computed again from them.
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 
 from harness.specs.base import Frozen
 from harness.specs.engine import Evidence
@@ -58,6 +58,24 @@ class EndEvent(Frozen):
     time_s: float
 
 
+class CpuWait(Frozen):
+    """Time that the cores were others', in seconds; what the kernel does not tell is null."""
+
+    queued_s: NonNegativeFloat | None
+    """Summed over our threads: ready to run, and not running."""
+    stolen_s: NonNegativeFloat | None
+    """Summed over the machine's CPUs: given to other virtual machines."""
+
+
+class ContentionEvent(Frozen):
+    """What others took of the cores while a repeat's request ran."""
+
+    event: Literal["contention"] = "contention"
+    repeat: NonNegativeInt
+    wall_s: PositiveFloat
+    wait: CpuWait
+
+
 class EvidenceEvent(Frozen):
     """The instrumented pass's answer."""
 
@@ -66,6 +84,7 @@ class EvidenceEvent(Frozen):
 
 
 Event = Annotated[
-    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | EndEvent | EvidenceEvent, Field(discriminator="event")
+    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | EndEvent | ContentionEvent | EvidenceEvent,
+    Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

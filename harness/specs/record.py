@@ -118,6 +118,8 @@ class Analysis(Frozen):
     """Decode: FLOP over time over the measured matrix-product peak of the type."""
     prefill_mfu_frac: PositiveFloat | None
     outside_kernels_frac: NonNegativeFloat | None
+    cpu_wait_frac: NonNegativeFloat | None
+    """Share of the requests' time that other processes, or other virtual machines, kept our threads from their cores."""
     timeline_gaps_s: NonNegativeFloat | None
 
     warnings: tuple[str, ...] = ()

@@ -100,9 +100,7 @@ def test_qk_norm_rope_cache(ops, reference, dtype, m, with_norm):
     cosine, sine, context = angles.cos(), angles.sin(), torch.tensor([0])
     q_out = poison(m, heads, d, dtype=dtype)
     k_cache, v_cache = (poison(kv_heads, max_context, d, dtype=dtype) for _ in range(2))
-    launch = ops.qk_norm_rope_cache(
-        q, k, v, q_weight, k_weight, EPS, cosine, sine, context, q_out, k_cache, v_cache
-    )
+    launch = ops.qk_norm_rope_cache(q, k, v, q_weight, k_weight, EPS, cosine, sine, context, q_out, k_cache, v_cache)
 
     def rotated(x, weight, places):
         x = exact(x) if weight is None else reference.rmsnorm(exact(x), exact(weight), EPS)

@@ -1,0 +1,42 @@
+"""A neighbour on our core is seen in the scheduler's books: really put there."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.devices.contention import cpu_wait_s, waited_between
+from harness.specs.event import CpuWait
+
+
+def waited_while_spinning(seconds: float) -> float:
+    before, end = cpu_wait_s(), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+    wait = waited_between(before, cpu_wait_s())
+    if wait.queued_s is None:
+        pytest.skip("this kernel keeps no schedstat")
+    return wait.queued_s
+
+
+def test_a_process_on_our_core_makes_us_wait() -> None:
+    allowed = os.sched_getaffinity(0)
+    core = min(allowed)
+    os.sched_setaffinity(0, {core})
+    neighbour = subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=subprocess.PIPE)
+    try:
+        assert neighbour.stdout is not None
+        neighbour.stdout.readline()
+        assert waited_while_spinning(1.0) > 0.2, "it takes about half of the core"
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+        os.sched_setaffinity(0, allowed)
+
+
+def test_a_shrinking_sum_is_no_negative_wait() -> None:
+    wait = waited_between(CpuWait(queued_s=2.0, stolen_s=1.0), CpuWait(queued_s=1.0, stolen_s=1.25))
+    assert (wait.queued_s, wait.stolen_s) == (0.0, 0.25)
+    assert waited_between(CpuWait(queued_s=None, stolen_s=1.0), CpuWait(queued_s=1.0, stolen_s=2.0)).queued_s is None

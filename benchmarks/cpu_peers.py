@@ -151,8 +151,10 @@ class Worker:
 
     def __init__(self, peer: str, model: str, tokens: int) -> None:
         command = [sys.executable, __file__, "--serve", peer, "--model", model, "--tokens", str(tokens)]
-        self.log = tempfile.TemporaryFile(mode="w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - lives as long as the worker
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
 
     def wait_ready(self) -> bool:
         assert self.process.stdout is not None

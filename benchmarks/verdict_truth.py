@@ -1,7 +1,7 @@
 """How often is the verdict wrong? Thousands of scripted runs whose true utilization is known.
 
-Prints, for each scenario, how the runs were judged, the rate of wrong verdicts, and how often the 95 % interval held
-the truth. A wrong verdict is a confident one: `unstable` is the harness saying that it can't tell, and is counted apart.
+Prints, for each scenario, how the runs were judged, the rate of wrong verdicts, and how often the 95 % interval
+held the truth. A wrong verdict is a confident one: `unstable` says that the harness can not tell, and is counted apart.
 
     python benchmarks/verdict_truth.py [--seeds 500]
 """

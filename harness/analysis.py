@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness.figures import Repeat, Roof, cpu_wait_frac, find_roof, finished_repeats, last_evidence, request_figures, utilization
+from harness.figures import (
+    Repeat,
+    Roof,
+    cpu_wait_frac,
+    find_roof,
+    finished_repeats,
+    last_evidence,
+    request_figures,
+    utilization,
+)
 from harness.roofline import frac
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport, Evidence
@@ -42,7 +51,11 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
     repeats, roof, evidence = finished_repeats(events), find_roof(events), last_evidence(events)
     requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
-    row = _identity(facts, requests) | _times(requests, repeats) | _work(facts, repeats, roof, evidence, cpu_wait_frac(events))
+    row = (
+        _identity(facts, requests)
+        | _times(requests, repeats)
+        | _work(facts, repeats, roof, evidence, cpu_wait_frac(events))
+    )
     row["warnings"] = tuple(_warnings(facts, requests, roof))
     return requests, Analysis.model_validate(row)
 

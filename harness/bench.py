@@ -214,7 +214,7 @@ def _check_fits(num_prompt_tokens: int, output_tokens: int, model: ResolvedModel
 
 
 def run_facts(record: RunRecord) -> RunFacts:
-    """What the analysis needs beside the events. Raises MeasurementError for a run that ended before it had an engine."""
+    """What the analysis needs beside the events; MeasurementError for a run that ended before it had an engine."""
     if record.device is None or record.traffic is None or record.engine is None:
         raise MeasurementError(f"run {record.run_id} ended before its engine was ready", "run it again")
     return RunFacts(

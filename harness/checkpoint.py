@@ -191,9 +191,7 @@ def _open_sharded(folder: Path) -> Checkpoint:
             raise CheckpointError(f"{index}: {shard} has no tensor {_quoted(name)}", _FETCH_ALL_AGAIN)
     for name, file in files.items():
         if name not in weight_map:
-            raise CheckpointError(
-                f"{index} lists no tensor {_quoted(name)}, and {file} has it", _FETCH_ALL_AGAIN
-            )
+            raise CheckpointError(f"{index} lists no tensor {_quoted(name)}, and {file} has it", _FETCH_ALL_AGAIN)
     if total_size is not None and total_size != checkpoint.total_bytes:
         raise CheckpointError(
             f"{index}: total_size is {_quoted(total_size)}; the shards hold {checkpoint.total_bytes} bytes",
@@ -216,9 +214,7 @@ def _read_index(path: Path) -> tuple[dict[str, str], Any]:
         raise CheckpointError(f"{path} has no object `weight_map`, tensor name to shard", _FETCH_AGAIN)
     for name, shard in weight_map.items():
         if why := _shard_name_fault(shard):
-            raise CheckpointError(
-                f"{path}: tensor {_quoted(name)} lies in {_quoted(shard)}: {why}", _FETCH_AGAIN
-            )
+            raise CheckpointError(f"{path}: tensor {_quoted(name)} lies in {_quoted(shard)}: {why}", _FETCH_AGAIN)
     metadata = content.get("metadata")
     return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
 

@@ -43,10 +43,14 @@ def _read(path: Path) -> tuple[yaml.Node | None, Any]:
         raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
     except yaml.MarkedYAMLError as fault:
         line = fault.problem_mark.line + 1 if fault.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: not valid YAML: {fault.problem}", "mend the line, or the one before") from None
+        raise ConfigError(
+            f"{path}:{line}: not valid YAML: {fault.problem}", "mend the line, or the one before"
+        ) from None
     except (yaml.YAMLError, ValueError, RecursionError) as fault:  # ValueError: bytes that are no text, a 13th month
         reason = str(fault).partition("\n")[0]
-        raise ConfigError(f"{path}: not valid YAML: {reason}", "save it as UTF-8 text, and mend what is named") from None
+        raise ConfigError(
+            f"{path}: not valid YAML: {reason}", "save it as UTF-8 text, and mend what is named"
+        ) from None
 
 
 def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
@@ -144,7 +148,10 @@ def _fields_at(model: type[BaseModel], location: Location) -> set[str]:
     for part in location:
         if any(part in m.model_fields for m in models):
             models = [
-                inner for m in models if part in m.model_fields for inner in _models_in(m.model_fields[str(part)].annotation)
+                inner
+                for m in models
+                if part in m.model_fields
+                for inner in _models_in(m.model_fields[str(part)].annotation)
             ]
         else:  # the name of a union's variant: the one whose discriminator has that value
             models = [m for m in models if part in _discriminator_values(m)] or models

@@ -30,23 +30,29 @@ def examine() -> list[Finding]:
     return [
         Finding("cpu", f"{device.name}, {device.num_compute_units} physical cores of {cores} usable CPUs", True),
         Finding("instructions", " ".join(device.features) or "none that the kernels ask for", bool(device.features)),
-        Finding("cache", num_bytes(device.last_level_cache_bytes), device.last_level_cache_bytes is not None,
-                "cache residency can't be checked"),
+        Finding("cache", num_bytes(device.last_level_cache_bytes), device.last_level_cache_bytes is not None),
         Finding("memory", f"{num_bytes(memory)} free", memory is not None),
-        Finding("huge pages", environment.transparent_huge_pages or "-", "[never]" not in (environment.transparent_huge_pages or "[never]"),
-                "weights and probe read slower on small pages"),
+        _huge_pages(environment.transparent_huge_pages),
         _compiler(),
         _package("torch", "pip install torch: the native engine needs it"),
         _package("tokenizers", "pip install tokenizers: prompts as text need it"),
         _gpu(),
-    ]  # fmt: skip
+    ]
+
+
+def _huge_pages(setting: str | None) -> Finding:
+    """The kernel shows its choice in brackets: always [madvise] never."""
+    offered = setting is not None and "[never]" not in setting
+    return Finding("huge pages", setting or "-", offered, "weights and probe read slower on small pages")
 
 
 def _compiler() -> Finding:
     try:
         return Finding("compiler", " ".join(find_compiler()), True)
     except UnavailableError as fault:
-        return Finding("compiler", "none", False, f"{fault.mend}: without it the probe is a torch reduction, a weaker roof")
+        return Finding(
+            "compiler", "none", False, f"{fault.mend}: without it the probe is a torch reduction, a weaker roof"
+        )
 
 
 def _package(name: str, mend: str) -> Finding:
@@ -63,9 +69,7 @@ def _gpu() -> Finding:
 
 def one_line(findings: list[Finding]) -> str:
     """The machine in a sentence, lacks named."""
-    by_name = {finding.name: finding for finding in findings}
+    found = {finding.name: finding.found for finding in findings}
     lacks = [finding.name for finding in findings if not finding.ok]
-    return (
-        f"{by_name['cpu'].found}; {by_name['memory'].found}; {by_name['compiler'].found}; torch {by_name['torch'].found}; "
-        + (f"lacking: {', '.join(lacks)}" if lacks else "nothing missing")
-    )
+    missing = f"lacking: {', '.join(lacks)}" if lacks else "nothing missing"
+    return f"{found['cpu']}; {found['memory']}; {found['compiler']}; torch {found['torch']}; {missing}"

@@ -88,4 +88,4 @@ def _container() -> str | None:
         return "kubernetes"
     if Path("/run/.containerenv").exists():
         return "podman"
-    return os.environ.get("container")
+    return os.environ.get("container")  # noqa: SIM112 - systemd spells it so

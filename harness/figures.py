@@ -1,4 +1,4 @@
-"""From events to figures: pure, so that a record can be computed again from its samples, and so that tests can script time.
+"""From events to figures: pure, so that a record can be computed again from its samples, and tests can script time.
 
 Definitions (n output tokens; t0 request sent, t1..tn token arrivals; docs/definitions.md):
   TTFT = t1 - t0        TPOT = (tn - t1) / (n - 1), null for n < 2        throughput = n / (tn - t0)
@@ -96,7 +96,7 @@ class Roof:
 
 
 def find_roof(events: Sequence[Event]) -> Roof:
-    """roof of a repeat = mean of the readings just before and after it, times what the fastest kernel read beside the probe.
+    """Roof of a repeat: the mean of the readings just before and after it, times the fastest kernel's rate over theirs.
 
     roof = max(probe, fastest verified kernel read): the probe is a floor of what memory gives. On a machine whose speed
     moves, the two are comparable only when measured side by side, so the kernel enters as a ratio. Uncertainty is half

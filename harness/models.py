@@ -62,7 +62,9 @@ def _find(name: str) -> tuple[Path, Path | None]:
             raise ConfigError(f"{path}: holds no config.json", "give the folder of a Hugging Face checkpoint")
         return config_file, path
     if "/" in name or name.endswith(".json"):
-        raise ConfigError(f"{path}: no such file or folder", f"give a path that exists, or one of: {', '.join(model_names())}")
+        raise ConfigError(
+            f"{path}: no such file or folder", f"give a path that exists, or one of: {', '.join(model_names())}"
+        )
     converted = cache_dir() / "models" / name
     if (converted / "config.json").is_file():
         return converted / "config.json", converted

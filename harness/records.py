@@ -74,7 +74,9 @@ class RunFolder:
     def __enter__(self) -> "RunFolder":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for file in (self._samples, self._log):
             with contextlib.suppress(OSError):  # a full disk fails once more on the buffer it refused, and was reported
                 file.close()
@@ -120,7 +122,9 @@ def find_run(parent: Path, name: str) -> Path:
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     if matches:
-        raise ConfigError(f"{name!r} is part of {len(matches)} runs", f"give more of it: {', '.join(p.name for p in matches[:3])}")
+        raise ConfigError(
+            f"{name!r} is part of {len(matches)} runs", f"give more of it: {', '.join(p.name for p in matches[:3])}"
+        )
     raise ConfigError(f"no run {name!r} in {parent}", "see `harness runs list`")
 
 

@@ -63,6 +63,11 @@ def paired_ratio(a_s: Sequence[float], b_s: Sequence[float], seed: int = 0, conf
     if np.ptp(logs) == 0:  # the bootstrap of a constant is that constant; scipy answers NaN
         return Ratio(float(np.exp(center)), float(np.exp(center)), float(np.exp(center)), len(logs))
     interval = stats.bootstrap(
-        (logs,), np.mean, confidence_level=confidence, n_resamples=4999, method="percentile", rng=np.random.default_rng(seed)
+        (logs,),
+        np.mean,
+        confidence_level=confidence,
+        n_resamples=4999,
+        method="percentile",
+        rng=np.random.default_rng(seed),
     ).confidence_interval
     return Ratio(float(np.exp(center)), float(np.exp(interval.low)), float(np.exp(interval.high)), len(logs))

@@ -39,7 +39,8 @@ def decode_traffic(
     embedding = _find(tensors, spec.tensor_prefix + EMBEDDING)
     if embedding is None:
         raise CheckpointError(
-            f"no tensor {spec.tensor_prefix + EMBEDDING!r} among {len(tensors)}", "check that config.json and weights belong together"
+            f"no tensor {spec.tensor_prefix + EMBEDDING!r} among {len(tensors)}",
+            "check that config.json and weights belong together",
         )
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
     body = sum(tensor.num_bytes for tensor in tensors if _is_body(tensor, spec))

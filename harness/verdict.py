@@ -112,9 +112,7 @@ def find_cause(m: Measured) -> tuple[str, str]:
     e = m.evidence
     if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None or m.mean_floor_s is None:
         return "unknown", ""
-    losses = {
-        f"{part.name}-path": part.step_s - part.read_bytes / m.roof_read_bytes_per_s for part in e.classes
-    }
+    losses = {f"{part.name}-path": part.step_s - part.read_bytes / m.roof_read_bytes_per_s for part in e.classes}
     losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
     lost_s = e.step_s - m.mean_floor_s
     cause = max(losses, key=lambda name: losses[name])

@@ -41,10 +41,11 @@ inline vec load(const float* from) {
   return value;
 }
 
-// GCC makes the widening from two halves and an insertion unless it is told the instruction.
+// GCC makes the widening of two halves and an insertion unless it is told the instruction, and GCC 12 warns of its own
+// header if that is the one without a mask.
 inline vec_bits widened(const bf16* from) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<vec_bits>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+  return reinterpret_cast<vec_bits>(_mm512_maskz_cvtepu16_epi32(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
 #elif defined(__AVX2__)
   return reinterpret_cast<vec_bits>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 #else
@@ -55,6 +56,15 @@ inline vec_bits widened(const bf16* from) {
 }
 
 inline vec load(const bf16* from) { return reinterpret_cast<vec>(widened(from) << 16); }
+
+inline float to_float(float value) { return value; }
+
+inline float to_float(bf16 value) {
+  const uint32_t bits = uint32_t{value.bits} << 16;
+  float result;
+  memcpy(&result, &bits, sizeof result);
+  return result;
+}
 
 // Nearest even; a NaN stays one, where the carry of the rounding could turn it into an infinity or a zero.
 inline vec_bits round_to_bf16(vec value) {

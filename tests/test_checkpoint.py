@@ -114,9 +114,7 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
         "from pathlib import Path; from harness.checkpoint import open_checkpoint\n"
         "print(open_checkpoint(Path(sys.argv[1])).tensors[0].dtype)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "BF16\n"
 
 
@@ -146,9 +144,7 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @settings(derandomize=True, deadline=None, max_examples=1000)
 @given(
-    flips=st.lists(
-        st.tuples(st.integers(0, 8 + len(SOUND_HEADER) - 1), st.integers(1, 255)), min_size=1, max_size=4
-    )
+    flips=st.lists(st.tuples(st.integers(0, 8 + len(SOUND_HEADER) - 1), st.integers(1, 255)), min_size=1, max_size=4)
 )
 def test_flipped_bytes(scratch: Path, flips: list[tuple[int, int]]) -> None:
     """Whatever bytes of length and header change: a checkpoint of the data's size, or a refusal."""
@@ -171,9 +167,7 @@ def test_flipped_bytes(scratch: Path, flips: list[tuple[int, int]]) -> None:
         lambda inner: (
             st.lists(inner, max_size=3)
             | st.dictionaries(
-                st.sampled_from(
-                    ["metadata", "weight_map", "total_size", "a", "dtype", "shape", "data_offsets"]
-                ),
+                st.sampled_from(["metadata", "weight_map", "total_size", "a", "dtype", "shape", "data_offsets"]),
                 inner,
             )
         ),

@@ -131,9 +131,7 @@ def test_memory_stays_small(tmp_path: Path) -> None:
     (tmp_path / "index" / INDEX).touch()
     os.truncate(tmp_path / "index" / INDEX, 64_000_000_000)
     command = [sys.executable, "-c", MEMORY_PROBE, str(tmp_path), *folders, str(tmp_path / "index")]
-    *refused, grown_mib = subprocess.run(
-        command, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    *refused, grown_mib = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(refused) == 4
     assert float(grown_mib) < 150  # the header of 99 MB is within the format's limit, and the library maps it
 

@@ -95,7 +95,22 @@ def test_a_bad_override_is_named_as_such(path: Path) -> None:
     assert "holds a value" in refused(path, GOOD, "name.first=x")
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "just words", "a: [1", "\tname: x", "a: &x 1\nb: *y", "{}", "? [a]\n: 1", "a: 2001-13-01", "a: !!int x", "[" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "just words",
+        "a: [1",
+        "\tname: x",
+        "a: &x 1\nb: *y",
+        "{}",
+        "? [a]\n: 1",
+        "a: 2001-13-01",
+        "a: !!int x",
+        "[" * 5000,
+    ],
+)
 def test_not_a_configuration(path: Path, text: str) -> None:
     assert str(path) in refused(path, text)
 

@@ -3,7 +3,16 @@
 import pytest
 
 from harness.figures import cpu_wait_frac, find_roof, finished_repeats, request_figures, utilization
-from harness.specs.event import ChunkEvent, ContentionEvent, CpuWait, EndEvent, Event, KernelReadEvent, ProbeEvent, SendEvent
+from harness.specs.event import (
+    ChunkEvent,
+    ContentionEvent,
+    CpuWait,
+    EndEvent,
+    Event,
+    KernelReadEvent,
+    ProbeEvent,
+    SendEvent,
+)
 from harness.specs.probe import ProbeReading
 from harness.specs.step import DecodeTraffic
 
@@ -103,7 +112,8 @@ def test_uncertainty_is_at_least_three_per_cent() -> None:
 def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> None:
     """Measured while the machine was twice as slow: the ratio counts, not the rate."""
     reads = [
-        KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.55e6,), reading=reading(0.5e6)) for _ in range(3)
+        KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.55e6,), reading=reading(0.5e6))
+        for _ in range(3)
     ]
     slow = [KernelReadEvent(kernel="other", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))]
     roof = find_roof([*reads, *slow, *around(0, 1e6, [], 1e6)])

@@ -182,9 +182,7 @@ def test_config(converted: Path) -> None:
 
 def test_source_and_tokenizer_config(converted: Path) -> None:
     source = json.loads((converted / "source.json").read_text())
-    digest = subprocess.run(
-        ["sha256sum", converted.parents[1] / "tiny.gguf"], capture_output=True, text=True
-    ).stdout
+    digest = subprocess.run(["sha256sum", converted.parents[1] / "tiny.gguf"], capture_output=True, text=True).stdout
     assert source["gguf_sha256"] == digest.split()[0]
     assert (source["origin"], source["license"]) == ("a test", "apache-2.0")
     assert source["gguf_tensor_types"] == {"Q8_0": 2, "Q4_1": 2, "F32": 16}

@@ -63,9 +63,7 @@ def assert_leaves_nothing(make: Callable[[Path], None], kind: type[BaseException
 def test_what_is_not_understood_is_refused_by_name(tmp_path: Path, case: str) -> None:
     changes, expected = REFUSED[case]
     path = write_gguf(tmp_path / "tiny.gguf", **changes)
-    error = assert_leaves_nothing(
-        lambda folder: convert_gguf(path, folder), ConfigError, tmp_path / "out" / "tiny"
-    )
+    error = assert_leaves_nothing(lambda folder: convert_gguf(path, folder), ConfigError, tmp_path / "out" / "tiny")
     assert str(path) in error.what and expected in error.what and "\n" not in error.what
 
 
@@ -100,9 +98,7 @@ def test_interrupted_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr("harness.gguf_import.convert.open_checkpoint", interrupt)
     path = write_gguf(tmp_path / "tiny.gguf")
-    assert_leaves_nothing(
-        lambda folder: convert_gguf(path, folder), KeyboardInterrupt, tmp_path / "out" / "tiny"
-    )
+    assert_leaves_nothing(lambda folder: convert_gguf(path, folder), KeyboardInterrupt, tmp_path / "out" / "tiny")
 
 
 KILLED = """

@@ -1,6 +1,7 @@
 """What is loaded when: the help is light, everything but the leaves lives without torch, and `kernels` is not ours."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,14 +21,21 @@ def loaded_after(code: str, *path: str) -> set[str]:
 
 
 def _environment(*path: str) -> dict[str, str]:
-    import os
-
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def test_help_loads_nothing_heavy() -> None:
-    code = "import sys; sys.argv = ['harness', '--help']\nfrom harness.cli.main import app\ntry:\n    app()\nexcept SystemExit:\n    pass"
-    loaded = loaded_after(code)
+    loaded = loaded_after(
+        """
+import sys
+from harness.cli.main import app
+sys.argv = ["harness", "--help"]
+try:
+    app()
+except SystemExit:
+    pass
+"""
+    )
     assert "typer" in loaded
     assert not loaded & {"torch", "vllm", "triton", "pandas", "numpy", "scipy", "yaml", "safetensors", "transformers"}
 
@@ -68,11 +76,14 @@ def test_our_kernels_folder_is_no_package(tmp_path: Path) -> None:
 
 def test_no_kernels_package_is_found_without_theirs() -> None:
     """What transformers asks: find_spec and a distribution's version. A namespace package has no loader file."""
-    code = (
-        "import importlib.util, importlib.metadata\n"
-        "spec = importlib.util.find_spec('kernels')\n"
-        "assert spec is None or spec.origin is None, spec\n"
-        "try:\n    importlib.metadata.version('kernels')\nexcept importlib.metadata.PackageNotFoundError:\n    import wave\n"
-    )
+    code = """
+import importlib.util, importlib.metadata
+spec = importlib.util.find_spec("kernels")
+assert spec is None or spec.origin is None, spec
+try:
+    importlib.metadata.version("kernels")
+except importlib.metadata.PackageNotFoundError:
+    import wave
+"""
     assert "wave" in loaded_after(code, str(ROOT.parent))
     assert not list((ROOT.parent / "kernels").rglob("__init__.py"))

@@ -20,7 +20,12 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked wheel, as pip would lay it down."""
     pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    )
     (built,) = out.glob("*.whl")
     with zipfile.ZipFile(built) as archive:
         archive.extractall(out / "site")
@@ -29,7 +34,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(code: str, site: Path, cwd: Path) -> str:
     environment = {**os.environ, "PYTHONPATH": str(site)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=cwd)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=cwd
+    )
     return done.stdout.strip()
 
 
@@ -40,7 +47,9 @@ def test_a_checkout_uses_its_own_folders() -> None:
 
 
 def test_a_wheel_carries_kernels_and_configs(wheel: Path, tmp_path: Path) -> None:
-    code = "from harness.resources import kernels_dir, find_config\nprint(kernels_dir(), find_config('devices', 'h100'))"
+    code = (
+        "from harness.resources import kernels_dir, find_config\nprint(kernels_dir(), find_config('devices', 'h100'))"
+    )
     kernels, device = run(code, wheel, tmp_path).split()
     assert Path(kernels) == wheel / "harness" / "_kernels"
     assert Path(device) == wheel / "harness" / "_configs" / "devices" / "h100.yaml"

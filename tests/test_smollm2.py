@@ -161,9 +161,7 @@ class TestRealModel:
         assert {t.name: t for t in checkpoint.tensors} == {t.name: t for t in model_tensors(spec)}
         assert checkpoint.total_bytes == 269_030_016  # 134,515,008 values: tied embedding, bf16
 
-    @pytest.mark.parametrize(
-        "text", ["The cat sat;  on 12,345 mats.\n", "中文：你好，世界", "🎉 naïve 👩‍👩‍👧"]
-    )
+    @pytest.mark.parametrize("text", ["The cat sat;  on 12,345 mats.\n", "中文：你好，世界", "🎉 naïve 👩‍👩‍👧"])
     def test_tokenizer_round_trip(self, text: str) -> None:
         tokenizers = pytest.importorskip("tokenizers")
         tokenizer = tokenizers.Tokenizer.from_file(str(MODEL / "tokenizer.json"))

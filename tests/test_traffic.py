@@ -14,6 +14,7 @@ from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
 from harness.traffic import decode_traffic, prefill_flop
 
+
 def spec(**changes: object) -> ModelSpec:
     small = {
         "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_attention_heads": 4,
@@ -137,7 +138,8 @@ dims = st.integers(1, 8)
 
 @given(
     layers=dims, kv_heads=dims, group=dims, head_dim=st.sampled_from([16, 64, 128]), hidden=st.integers(1, 64),
-    inter=st.integers(1, 64), vocab=st.integers(2, 500), tied=st.booleans(), bias=st.booleans(), context=st.integers(1, 9999),
+    inter=st.integers(1, 64), vocab=st.integers(2, 500), tied=st.booleans(), bias=st.booleans(),
+    context=st.integers(1, 9999),
 )  # fmt: skip
 def test_properties(layers, kv_heads, group, head_dim, hidden, inter, vocab, tied, bias, context) -> None:
     model = spec(

@@ -34,7 +34,9 @@ def test_bands(tmp_path: Path, truth: float, verdict: str) -> None:
     assert found.util_frac == pytest.approx(truth, rel=1e-6)
 
 
-@pytest.mark.parametrize(("truth", "verdict"), [(0.5, "underfed"), (0.8, "approaching"), (0.95, "at-wall"), (1.3, "invalid")])
+@pytest.mark.parametrize(
+    ("truth", "verdict"), [(0.5, "underfed"), (0.8, "approaching"), (0.95, "at-wall"), (1.3, "invalid")]
+)
 @pytest.mark.parametrize("drift", [-0.3, 0.3])
 def test_a_machine_that_drifts_gets_the_same_verdict(tmp_path: Path, truth: float, verdict: str, drift: float) -> None:
     found = scripted(
@@ -112,10 +114,10 @@ def test_at_the_wall_the_wall_is_the_cause(tmp_path: Path) -> None:
 
 
 def measured(**changes: Any) -> Measured:
-    base = dict(
-        util_frac=0.5, interval_frac=(0.49, 0.51), roof_read_bytes_per_s=1e9, roof_uncertainty_frac=0.03,
-        num_decode_steps=100, working_set_bytes=1e9, cache_bytes=1000, mean_floor_s=1.0, evidence=None,
-    )  # fmt: skip
+    base = {
+        "util_frac": 0.5, "interval_frac": (0.49, 0.51), "roof_read_bytes_per_s": 1e9, "roof_uncertainty_frac": 0.03,
+        "num_decode_steps": 100, "working_set_bytes": 1e9, "cache_bytes": 1000, "mean_floor_s": 1.0, "evidence": None,
+    }  # fmt: skip
     return Measured(**(base | changes))
 
 

@@ -77,7 +77,13 @@ def run_ab_linear(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path,
 
 
 def _measure(
-    config: AbConfig, shapes: list[ModelShape], dtype: str, executor: Executor, folder: RunFolder, record: AbRecord, tell: Say
+    config: AbConfig,
+    shapes: list[ModelShape],
+    dtype: str,
+    executor: Executor,
+    folder: RunFolder,
+    record: AbRecord,
+    tell: Say,
 ) -> AbRecord:
     arena = _arena(shapes, dtype, executor, config.seed)
     probe = open_cpu_probe(ProbeConfig(reading_s=READING_S, survey_s=3.0), executor.pool, executor.device)
@@ -108,7 +114,13 @@ def _arena(shapes: list[ModelShape], dtype: str, executor: Executor, seed: int) 
 
 
 def _one_shape(
-    config: AbConfig, shape: ModelShape, problem: LinearProblem, arena: Tensor, executor: Executor, probe: Probe, folder: RunFolder
+    config: AbConfig,
+    shape: ModelShape,
+    problem: LinearProblem,
+    arena: Tensor,
+    executor: Executor,
+    probe: Probe,
+    folder: RunFolder,
 ) -> list[AbRow]:
     """Rows of one shape: each backend checked, the correct ones timed in turning order beside the probe."""
     wanted = config.backends or tuple(linear_backends.all())

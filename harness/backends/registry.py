@@ -22,6 +22,8 @@ from harness.errors import ConfigError, UnavailableError
 from harness.specs.device import DeviceInfo
 
 AUTO = "auto"
+REQUIRED = ("contest_legal", "supports", "read_bytes", "bind")
+"""What every backend has, whatever its operation: a plugin that lacks one is refused when it registers."""
 
 
 class _Backend(Protocol):
@@ -57,9 +59,17 @@ class Registry(Generic[B]):
         self._discovered = False
 
     def register(self, name: str) -> Callable[[C], C]:
-        """Decorator: sets the class's name and makes it known by it. ConfigError for a name that is taken."""
+        """Decorator: sets the class's name and makes it known by it.
+
+        ConfigError for a name that is taken, and for a class that is no backend.
+        """
 
         def add(backend: C) -> C:
+            missing = [attribute for attribute in REQUIRED if not hasattr(backend, attribute)]
+            if missing:
+                raise ConfigError(
+                    f"{self._op} backend {name!r} lacks {', '.join(missing)}", "see harness/backends/base.py"
+                )
             if name in self._backends or name == AUTO:
                 raise ConfigError(
                     f"a second {self._op} backend wants to be called {name!r}: {backend.__module__}",
@@ -86,9 +96,7 @@ class Registry(Generic[B]):
         known = self.all()
         if name not in known:
             failed = "".join(f"; {module} failed to load: {why}" for module, why in self._unavailable.items())
-            raise ConfigError(
-                f"no {self._op} backend is called {name!r}", f"known: {', '.join(known)}{failed}"
-            )
+            raise ConfigError(f"no {self._op} backend is called {name!r}", f"known: {', '.join(known)}{failed}")
         return known[name]
 
     def choose(self, requested: str, problem: Any, device: DeviceInfo) -> Choice:
@@ -137,8 +145,6 @@ class Registry(Generic[B]):
 
 
 linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch"))
-attention_backends: Registry[AttentionBackend] = Registry(
-    "attention", preference=("cpu-decode", "torch-sdpa")
-)
+attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
 linear_backend, choose_linear = linear_backends.register, linear_backends.choose
 attention_backend, choose_attention = attention_backends.register, attention_backends.choose

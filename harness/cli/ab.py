@@ -38,7 +38,11 @@ def linear(
     if not all(part.strip().isdigit() and int(part) for part in batch.split(",")):
         raise ConfigError(f"--batch {batch}: not whole numbers of at least 1", "write for example --batch 1,2,4")
     config = AbConfig(
-        model=model, batches=tuple(map(int, batch.split(","))), backends=tuple(backend or ()), baseline=baseline, blocks=blocks
+        model=model,
+        batches=tuple(map(int, batch.split(","))),
+        backends=tuple(backend or ()),
+        baseline=baseline,
+        blocks=blocks,
     )
     folder, record = run_ab_linear(config, resolve(runs_dir), tell)
     if format is Format.table:
@@ -59,9 +63,15 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
             "backend": row.backend,
             "GB/s": f"{row.read_bytes_per_s / 1e9:.1f}" if row.read_bytes_per_s else MISSING,
             "of roof": percent(row.roof_frac),
-            "times the baseline": f"{row.ratio_to_baseline:.2f} [{row.ratio_interval[0]:.2f}, {row.ratio_interval[1]:.2f}]"
-            if row.ratio_to_baseline and row.ratio_interval else MISSING,
+            "times the baseline": _ratio(row),
             "outcome": row.outcome if row.status == "ok" else f"{row.status}: {row.why}",
         }
         for row in rows
     ]  # fmt: skip
+
+
+def _ratio(row: "AbRow") -> str:
+    if row.ratio_to_baseline is None or row.ratio_interval is None:
+        return "-"
+    low, high = row.ratio_interval
+    return f"{row.ratio_to_baseline:.2f} [{low:.2f}, {high:.2f}]"

@@ -63,8 +63,10 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("throughput", f"{a.throughput_tokens_per_s:.2f} tokens/s" if a.throughput_tokens_per_s else "-"),
         ("time", f"prefill {percent(a.prefill_time_frac)}, decode {percent(a.decode_time_frac)}"),
         ("bytes per token", f"{num_bytes(a.step_bytes)}: weights {a.weight_read_bytes:,} B, cache {kv} a position"),
-        ("roof", f"{gb_per_s(a.roof_read_bytes_per_s)} ({a.roof_source or 'none'}); probe {gb_per_s(a.probe_read_bytes_per_s)}"),
-        ("achieved", f"{gb_per_s(a.achieved_bytes_per_s)}; MFU decode {percent(a.mfu_frac)}, prefill {percent(a.prefill_mfu_frac)}"),
+        ("roof", f"{gb_per_s(a.roof_read_bytes_per_s)} ({a.roof_source or 'none'})"),
+        ("probe", f"{gb_per_s(a.probe_read_bytes_per_s)}; data sheet {gb_per_s(a.datasheet_bytes_per_s)}"),
+        ("achieved", gb_per_s(a.achieved_bytes_per_s)),
+        ("MFU", f"decode {percent(a.mfu_frac)}, prefill {percent(a.prefill_mfu_frac)}"),
         ("lost", f"outside kernels {percent(a.outside_kernels_frac)}; waiting for a core {percent(a.cpu_wait_frac)}"),
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]

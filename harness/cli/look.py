@@ -43,7 +43,10 @@ def probe(
     curve = ", ".join(f"{point.num_threads}: {gb_per_s(point.read_bytes_per_s)}" for point in report.thread_curve)
     peaks = ", ".join(f"{dtype} {flop_per_s(peak)}" for dtype, peak in report.peak_flop_per_s.items())
     lines = [
-        ("read", f"{gb_per_s(report.read_bytes_per_s)} ({report.method}, {report.variant}, {report.num_threads} threads)"),
+        (
+            "read",
+            f"{gb_per_s(report.read_bytes_per_s)} ({report.method}, {report.variant}, {report.num_threads} threads)",
+        ),
         ("buffer", f"{num_bytes(report.buffer_bytes)}{', huge pages' if report.huge_pages else ''}"),
         ("copy", gb_per_s(report.copy_bytes_per_s)),
         ("write", gb_per_s(report.write_bytes_per_s)),

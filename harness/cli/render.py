@@ -42,7 +42,11 @@ def show_object(row: Row, format: Format, lines: Sequence[tuple[str, str]], titl
 def _flat(row: Row) -> dict[str, Any]:
     """Cells: lists and objects as compact JSON, null as an empty cell."""
     return {
-        key: "" if value is None else json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | tuple) else value
+        key: ""
+        if value is None
+        else json.dumps(value, ensure_ascii=False)
+        if isinstance(value, list | dict | tuple)
+        else value
         for key, value in row.items()
     }
 

@@ -42,7 +42,7 @@ def _queued_s() -> float | None:
 
 
 def _stolen_s() -> float | None:
-    """`steal` of all CPUs, in clock ticks, from /proc/stat's first line: cpu user nice system idle iowait irq softirq steal."""
+    """`steal`, the eighth figure of /proc/stat's first line: clock ticks, summed over all CPUs."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
     except OSError:

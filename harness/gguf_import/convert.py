@@ -56,9 +56,7 @@ def convert_gguf(gguf_path: Path, folder: Path, origin: str | None = None) -> No
         write_weights(gguf, spec, tensors, unfinished / SINGLE)
         open_checkpoint(unfinished)  # another's reading of the file that we wrote
         tokenizer.save(str(unfinished / "tokenizer.json"))
-        _write_json(
-            unfinished / "tokenizer_config.json", tokenizer_config(gguf, spec.max_position_embeddings)
-        )
+        _write_json(unfinished / "tokenizer_config.json", tokenizer_config(gguf, spec.max_position_embeddings))
         _write_json(unfinished / "config.json", config)
         _write_json(unfinished / "source.json", _source(gguf, origin))
         unfinished.rename(folder)

@@ -59,9 +59,7 @@ def read_gguf(path: Path) -> GgufFile:
         reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (OSError, ValueError, IndexError, KeyError) as fault:  # what gguf's reader raises on a broken file
-        raise CheckpointError(
-            f"{path} is not a readable GGUF file: {fault}", "fetch the file again"
-        ) from None
+        raise CheckpointError(f"{path} is not a readable GGUF file: {fault}", "fetch the file again") from None
     file = GgufFile(path, fields, {tensor.name: tensor for tensor in reader.tensors})
     architecture = file.field("general.architecture", str)
     if architecture != "llama":

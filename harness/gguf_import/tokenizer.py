@@ -34,9 +34,7 @@ def build_tokenizer(gguf: GgufFile, vocab_size: int) -> Tokenizer:
             raise gguf.fault(f"{key} is {gguf.fields[key]!r}", f"only {known} is converted")
     for name in _ADDITIONS:
         if gguf.fields.get(f"tokenizer.ggml.{name}"):
-            raise gguf.fault(
-                f"tokenizer.ggml.{name} is true", "only tokenizers that add nothing are converted"
-            )
+            raise gguf.fault(f"tokenizer.ggml.{name} is true", "only tokenizers that add nothing are converted")
     vocab = _vocabulary(gguf, vocab_size)
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(gguf, vocab)))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -84,9 +82,7 @@ def _merges(gguf: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
     for merge in gguf.texts("tokenizer.ggml.merges"):
         left, _, right = merge.partition(" ")
         if not {left, right, left + right} <= vocab.keys():
-            raise gguf.fault(
-                f"merge {merge!r} is not of two tokens that make a third", "fetch the file again"
-            )
+            raise gguf.fault(f"merge {merge!r} is not of two tokens that make a third", "fetch the file again")
         merges.append((left, right))
     return merges
 

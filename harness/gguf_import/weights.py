@@ -42,9 +42,7 @@ def match_tensors(gguf: GgufFile, spec: ModelSpec) -> dict[str, ReaderTensor]:
         shape = tuple(int(size) for size in reversed(tensor.shape))  # GGUF lists the fastest dimension first
         if shape != wanted.get(name):
             should = wanted.get(name, "no part of this model")
-            raise gguf.fault(
-                f"tensor {tensor.name} is {shape}, and should be {should}", "fetch the file again"
-            )
+            raise gguf.fault(f"tensor {tensor.name} is {shape}, and should be {should}", "fetch the file again")
     for name in wanted:
         if name not in tensors:
             raise gguf.fault(f"holds no tensor for {name}", "fetch the file again")

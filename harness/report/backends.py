@@ -14,7 +14,9 @@ _ATTENTION = AttentionProblem(m=1, num_heads=16, num_kv_heads=8, head_dim=128, m
 def backend_rows() -> list[dict[str, Any]]:
     """One row a backend, and one for each module or plugin that could not be loaded."""
     device = detect_cpu()
-    return _rows("linear", linear_backends, _LINEAR, device) + _rows("attention", attention_backends, _ATTENTION, device)
+    return _rows("linear", linear_backends, _LINEAR, device) + _rows(
+        "attention", attention_backends, _ATTENTION, device
+    )
 
 
 def _rows(op: str, registry: Registry[Any], problem: Any, device: DeviceInfo) -> list[dict[str, Any]]:

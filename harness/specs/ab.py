@@ -78,7 +78,7 @@ class AbRow(Frozen):
     outcome: Literal["winner", "no difference shown", "slower", "baseline", "-"] = "-"
     """winner: faster than every other with an interval that excludes 1."""
     token_gain_s: float | None = None
-    """What taking this backend instead of the baseline saves a token on this shape; as measured here, not re-measured."""
+    """What this backend saves a token on this shape over the baseline; as measured here, not re-measured."""
 
 
 class AbRecord(Frozen):

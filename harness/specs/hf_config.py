@@ -40,7 +40,9 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
     _refuse_unmodelled(text, family, source)
     counts = {ours: _count(text, theirs, source) for theirs, ours in _REQUIRED_COUNTS.items()}
     if counts["num_layers"] > MAX_LAYERS:
-        raise ConfigError(f"{source}: num_hidden_layers is {counts['num_layers']}", f"at most {MAX_LAYERS} are believed")
+        raise ConfigError(
+            f"{source}: num_hidden_layers is {counts['num_layers']}", f"at most {MAX_LAYERS} are believed"
+        )
     heads = counts["num_attention_heads"]
     attention_bias = _flag(text, "attention_bias", False, source)
     theta, scaling = _rope(text, source)
@@ -89,14 +91,18 @@ def _refuse_unmodelled(text: Mapping[str, Any], family: str, source: str) -> Non
     if kinds - {"full_attention"}:
         raise ConfigError(f"{source}: layer_types holds {sorted(kinds)}", "only full_attention layers are modelled")
     if text.get("quantization_config") is not None:
-        raise ConfigError(f"{source}: quantization_config is set", "quantized checkpoints are not modelled in this version")
+        raise ConfigError(
+            f"{source}: quantization_config is set", "quantized checkpoints are not modelled in this version"
+        )
 
 
 def _count(text: Mapping[str, Any], key: str, source: str) -> int:
     value = text.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         found = "is missing" if value is None else f"is {value!r}"
-        raise ConfigError(f"{source}: {key} {found}", f"it must be a whole number of at least 1 for {text.get('model_type')}")
+        raise ConfigError(
+            f"{source}: {key} {found}", f"it must be a whole number of at least 1 for {text.get('model_type')}"
+        )
     return value
 
 
@@ -130,9 +136,13 @@ def _head_dim(text: Mapping[str, Any], family: str, hidden: int, heads: int, sou
     if text.get("head_dim") is not None:
         return _even(_count(text, "head_dim", source), source)
     if family == "qwen3":  # transformers' default there is 128, hidden_size / heads in the others: do not guess
-        raise ConfigError(f"{source}: head_dim is missing", "qwen3 needs it: it is not hidden_size / num_attention_heads")
+        raise ConfigError(
+            f"{source}: head_dim is missing", "qwen3 needs it: it is not hidden_size / num_attention_heads"
+        )
     if hidden % heads:
-        raise ConfigError(f"{source}: head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim")
+        raise ConfigError(
+            f"{source}: head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim"
+        )
     return _even(hidden // heads, source)
 
 

@@ -119,7 +119,7 @@ class Analysis(Frozen):
     prefill_mfu_frac: PositiveFloat | None
     outside_kernels_frac: NonNegativeFloat | None
     cpu_wait_frac: NonNegativeFloat | None
-    """Share of the requests' time that other processes, or other virtual machines, kept our threads from their cores."""
+    """Share of the requests' time that other processes or virtual machines kept our threads from their cores."""
     timeline_gaps_s: NonNegativeFloat | None
 
     warnings: tuple[str, ...] = ()

@@ -47,6 +47,14 @@ void rmsnorm_row(const T* x, const T* weight, double eps, T* out, int64_t size) 
     store(out + i, scaled_by<T>(load(x + i, size - i), inverse, load(weight + i, size - i)), size - i);
 }
 
+template <class T>
+void add_row(T* residual, const T* delta, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t left = size - i;
+    store(residual + i, load(residual + i, left) + load(delta + i, left), left);
+  }
+}
+
 // --- the operations: row-major, contiguous where no stride is given; strides are of rows, in elements -------------
 
 // token_ids [m], table [vocabulary, hidden], out [m, hidden]
@@ -69,12 +77,8 @@ template <class T>
 void add_rmsnorm(T* residual, const T* delta, const T* weight, double eps, T* out, int64_t m, int64_t hidden,
                  cpu_pool* pool) {
   for_each_row(pool, m, [=](int64_t row) {
-    T* x = residual + row * hidden;
-    for (int64_t i = 0; i < hidden; i += kLanes) {
-      const int64_t left = hidden - i;
-      store(x + i, load(x + i, left) + load(delta + row * hidden + i, left), left);
-    }
-    rmsnorm_row(x, weight, eps, out + row * hidden, hidden);
+    add_row(residual + row * hidden, delta + row * hidden, hidden);
+    rmsnorm_row(residual + row * hidden, weight, eps, out + row * hidden, hidden);
   });
 }
 
@@ -119,17 +123,22 @@ void qk_norm_rope_cache(const T* q, const T* k, const T* v, const T* q_weight, c
   });
 }
 
+template <class T>
+void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t left = size - i;
+    const vec x = load(gate + i, left);
+    const vec activated = rounded_to<T>(x / (1.0f + exp(-x)));
+    store(out + i, activated * load(up + i, left), left);
+  }
+}
+
 // gate, up and out [m, size]
 template <class T>
 void silu_mul(const T* gate, const T* up, T* out, int64_t m, int64_t size, int64_t gate_stride, int64_t up_stride,
               cpu_pool* pool) {
   for_each_row(pool, m, [=](int64_t row) {
-    for (int64_t i = 0; i < size; i += kLanes) {
-      const int64_t left = size - i;
-      const vec x = load(gate + row * gate_stride + i, left);
-      const vec activated = rounded_to<T>(x / (1.0f + exp(-x)));
-      store(out + row * size + i, activated * load(up + row * up_stride + i, left), left);
-    }
+    silu_mul_row(gate + row * gate_stride, up + row * up_stride, out + row * size, size);
   });
 }
 
@@ -146,14 +155,14 @@ bool may_exceed(const T* x, int64_t size, float bound) {
 // thread: the logits are in its cache, and 150,000 of them take some 10 us.
 template <class T>
 void argmax(const T* logits, int64_t* token, int64_t size, cpu_pool*) {
-  constexpr int64_t kBlock = 1024;  // looked at value by value only where it holds a new maximum: a few of hundreds
+  constexpr int64_t kBlock = 256;  // looked at value by value only where it holds a new maximum: a few of hundreds
   float best = -std::numeric_limits<float>::infinity();
   *token = 0;
   for (int64_t begin = 0; begin < size; begin += kBlock) {
     const int64_t end = std::min(begin + kBlock, size);
     if (!may_exceed(logits + begin, end - begin, best)) continue;
     for (int64_t i = begin; i < end; ++i) {
-      const float value = load(logits + i, 1)[0];
+      const float value = to_float(logits[i]);
       if (value <= best) continue;
       *token = i;
       best = value;

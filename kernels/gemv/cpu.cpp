@@ -82,7 +82,7 @@ void one_row_of_each(const Gemv<T>& g, int64_t row, int64_t stream_rows) {
       const T* rest = weight + s * stream + column;
       if (column < g.k) sums[s][m] = add_tail(sums[s][m], rest, g.x + m * g.x_stride + column, g.k - column);
       const int64_t n = row + s * stream_rows;
-      const float bias = g.bias == nullptr ? 0.0f : load(g.bias + n, 1)[0];
+      const float bias = g.bias == nullptr ? 0.0f : to_float(g.bias[n]);
       g.store_out(g.out, m * g.out_stride + n, sum(sums[s][m]) + bias);
     }
 }

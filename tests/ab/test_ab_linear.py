@@ -93,7 +93,11 @@ def test_every_backend_on_every_shape(model: Path, tmp_path: Path) -> None:
     ("name", "launch", "why"),
     [
         ("writes-nothing", lambda x, w, b, out: None, "nan"),
-        ("skips-the-tail", lambda x, w, b, out: out[:, :-1].copy_(torch.nn.functional.linear(x, w, b)[:, :-1]), "first at"),
+        (
+            "skips-the-tail",
+            lambda x, w, b, out: out[:, :-1].copy_(torch.nn.functional.linear(x, w, b)[:, :-1]),
+            "first at",
+        ),
         ("forgets-the-bias", lambda x, w, b, out: out.copy_(torch.nn.functional.linear(x, w)), "first at"),
         ("cached", lambda x, w, b, out: out.copy_(torch.ones_like(out)), "first at"),
     ],

@@ -145,8 +145,6 @@ def test_heads_that_do_not_divide_are_refused(name):
     assert "5 heads" in attention_backends.get(name).supports(problem, CPU).why
 
 
-@pytest.mark.parametrize(
-    "m, device, name", [(1, CPU, "cpu-decode"), (2, CPU, "torch-sdpa"), (1, GPU, "torch-sdpa")]
-)
+@pytest.mark.parametrize("m, device, name", [(1, CPU, "cpu-decode"), (2, CPU, "torch-sdpa"), (1, GPU, "torch-sdpa")])
 def test_auto(m, device, name):
     assert attention_backends.choose("auto", make(m=m), device).backend.name == name

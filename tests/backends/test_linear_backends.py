@@ -71,9 +71,7 @@ def test_product(name, dtype, shape, bias, cpu_pool):
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize(
-    "name, m", [("cpu-gemv", 1), ("cpu-gemv", 3), ("torch", 1), ("torch", 3), ("torch-mv", 1)]
-)
+@pytest.mark.parametrize("name, m", [("cpu-gemv", 1), ("cpu-gemv", 3), ("torch", 1), ("torch", 3), ("torch-mv", 1)])
 def test_strided_output(name, m, bias):
     """A part of a fused buffer's rows: the rest stays as it was. No pool: the calling thread does it."""
     problem = LinearProblem(m=m, n=24, k=64, dtype="BF16", bias=bias)

@@ -17,6 +17,22 @@ from harness.specs.problem import LinearProblem
 DEVICE = DeviceInfo(kind="cpu", name="a test's CPU")
 
 
+class Toy:
+    """What a registry asks of every backend."""
+
+    contest_legal = True
+
+    @staticmethod
+    def supports(problem, device):
+        return Support.yes()
+
+    def read_bytes(self, packed, m):
+        return 0
+
+    def bind(self, x, packed, out):
+        return lambda: None
+
+
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """One backend for m = 1 and one for any m, and no discovery."""
@@ -24,22 +40,20 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> Registry:
     registry = Registry("toy", preference=("not-installed", "one-row", "any"))
 
     @registry.register("any")
-    class Any:
+    class Any(Toy):
         @staticmethod
         def supports(problem, device):
             return Support.yes() if problem.n > 1 else Support.no("n is 1", "make it larger")
 
     @registry.register("one-row")
-    class OneRow:
+    class OneRow(Toy):
         @staticmethod
         def supports(problem, device):
             return Support.yes() if problem.m == 1 else Support.no(f"m is {problem.m}", "use any")
 
     @registry.register("last-resort")
-    class LastResort:
-        @staticmethod
-        def supports(problem, device):
-            return Support.yes()
+    class LastResort(Toy):
+        pass
 
     return registry
 
@@ -49,7 +63,7 @@ def problem(m=1, n=8) -> LinearProblem:
 
 
 def test_the_decorator_names_the_class_and_returns_it(toys):
-    class Another:
+    class Another(Toy):
         pass
 
     assert toys.register("another")(Another) is Another
@@ -61,8 +75,14 @@ def test_the_decorator_names_the_class_and_returns_it(toys):
 def test_a_taken_name_is_refused(toys, name):
     before = toys.all()
     with pytest.raises(ConfigError, match=f"wants to be called '{name}'"):
-        toys.register(name)(type("Second", (), {}))
+        toys.register(name)(type("Second", (Toy,), {}))
     assert toys.all() == before
+
+
+def test_a_class_that_is_no_backend_is_refused(toys):
+    with pytest.raises(ConfigError, match="'half' lacks read_bytes, bind"):
+        toys.register("half")(type("Half", (), {"contest_legal": True, "supports": Toy.supports}))
+    assert "half" not in toys.all()
 
 
 def test_an_unknown_name_lists_the_known(toys):
@@ -113,9 +133,7 @@ print(json.dumps([list(linear_backends.all()), linear_backends.unavailable()]))
 def listed(code: str = LIST, *paths: Path) -> list:
     """What a fresh interpreter prints, with `paths` on its module path."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
@@ -150,6 +168,8 @@ from harness.backends.registry import linear_backend
 @linear_backend({name!r})
 class Plugin:
     "A third party's."
+    contest_legal = True
+    supports = read_bytes = bind = staticmethod(lambda *arguments: None)
 """
 
 

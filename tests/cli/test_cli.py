@@ -84,7 +84,10 @@ def test_gate_is_exit_code_1_and_the_run_is_kept(config: Path) -> None:
     assert "done" in harness("runs", "list").stdout
     harness("bench", config, "--set", "gate.min_util_frac=0.7")
     harness("bench", config, "--set", "gate.max_tpot_s=0.001", code=1)
-    assert "null" in harness("bench", config, "--set", "gate.max_tpot_s=9", "--set", "workload.output_tokens=1", code=1).stderr
+    assert (
+        "null"
+        in harness("bench", config, "--set", "gate.max_tpot_s=9", "--set", "workload.output_tokens=1", code=1).stderr
+    )
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,9 @@ def test_a_failed_run_is_recorded_with_its_reason(config: Path) -> None:
 def test_plan_has_the_same_byte_keys(config: Path) -> None:
     plan = json_of("plan", "llama-2-70b", "--device", "h100", "--context", "1")
     assert plan["weight_read_bytes"] == 137_429_008_384
-    assert plan.keys() >= {key for key in KEYS if key.endswith("_bytes") or key in ("floor_s", "kv_bytes_per_context_token")}
+    assert plan.keys() >= {
+        key for key in KEYS if key.endswith("_bytes") or key in ("floor_s", "kv_bytes_per_context_token")
+    }
     run = json_of("bench", config)
     same = json_of("plan", "qwen3-0.6b", "--device", "a100")
     for key in ("weight_read_bytes", "kv_bytes_per_context_token", "state_read_bytes", "state_write_bytes"):

@@ -12,9 +12,7 @@ from harness.specs.device import DeviceInfo
 FOLDER = Path(__file__).resolve().parents[2] / "configs/devices"
 SHEETS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
-MI300X = DeviceInfo(
-    kind="rocm", name="AMD Instinct MI300X", arch="gfx942:sramecc+:xnack-", num_compute_units=304
-)
+MI300X = DeviceInfo(kind="rocm", name="AMD Instinct MI300X", arch="gfx942:sramecc+:xnack-", num_compute_units=304)
 H100 = DeviceInfo(kind="cuda", name="NVIDIA H100 80GB HBM3", arch="sm_90", num_compute_units=132)
 BW = DeviceInfo(kind="dcu", name="BW", arch="gfx936:sramecc+:xnack-", num_compute_units=80)
 MI250X = DeviceInfo(kind="rocm", name="AMD Instinct MI250X/MI250", arch="gfx90a", num_compute_units=110)
@@ -72,24 +70,16 @@ def test_known_devices(info: DeviceInfo, sheet: str) -> None:
 @pytest.mark.parametrize(
     "info",
     [
-        pytest.param(
-            DeviceInfo(kind="rocm", name="AMD Radeon Graphics", arch="gfx1151"), id="unknown HIP device"
-        ),
-        pytest.param(
-            MI300X.model_copy(update={"name": "AMD Instinct MI325X"}), id="same arch, faster memory"
-        ),
+        pytest.param(DeviceInfo(kind="rocm", name="AMD Radeon Graphics", arch="gfx1151"), id="unknown HIP device"),
+        pytest.param(MI300X.model_copy(update={"name": "AMD Instinct MI325X"}), id="same arch, faster memory"),
         pytest.param(MI300X.model_copy(update={"name": "AMD Instinct MI300A"}), id="same arch, an APU"),
         pytest.param(MI300X.model_copy(update={"arch": "gfx936"}), id="name and arch disagree"),
         pytest.param(MI300X.model_copy(update={"arch": None}), id="arch not read"),
         pytest.param(MI300X.model_copy(update={"num_compute_units": 38}), id="CPX partition"),
         pytest.param(MI300X.model_copy(update={"num_compute_units": None}), id="size not read"),
         pytest.param(MI250X.model_copy(update={"num_compute_units": 104}), id="MI250 under the shared name"),
-        pytest.param(
-            H100.model_copy(update={"name": "NVIDIA H100 PCIe", "num_compute_units": 114}), id="H100 PCIe"
-        ),
-        pytest.param(
-            H100.model_copy(update={"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}), id="MIG slice, by name"
-        ),
+        pytest.param(H100.model_copy(update={"name": "NVIDIA H100 PCIe", "num_compute_units": 114}), id="H100 PCIe"),
+        pytest.param(H100.model_copy(update={"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb"}), id="MIG slice, by name"),
         pytest.param(H100.model_copy(update={"num_compute_units": 16}), id="MIG slice, by size"),
         pytest.param(DeviceInfo(kind="cuda", name="NVIDIA A100-SXM4-40GB", arch="sm_80"), id="A100 40 GB"),
         pytest.param(DeviceInfo(kind="rocm", name="AMD Radeon VII", arch="gfx906"), id="AMD's gfx906"),

@@ -55,7 +55,13 @@ def test_a_run_records_what_ran(model: Path, tmp_path: Path) -> None:
     assert times == sorted(times)
     assert record.engine is not None
     rows = {(op.op, op.phase, op.role): op for op in record.engine.ops}
-    assert {role for op, phase, role in rows if op == "linear" and phase == "decode"} == {"qkv", "o", "gate_up", "down", "lm_head"}
+    assert {role for op, phase, role in rows if op == "linear" and phase == "decode"} == {
+        "qkv",
+        "o",
+        "gate_up",
+        "down",
+        "lm_head",
+    }
     assert rows["linear", "decode", "qkv"].layers == "0-1"
     assert rows["linear", "decode", "lm_head"].layers == "model"
     assert ("attention", "prefill", "prefill") in rows
@@ -131,7 +137,9 @@ def test_natural_stop_ends_with_the_end_token(model: Path, tmp_path: Path) -> No
         ({}, {"output_tokens": 250}, ConfigError, "256 positions"),
     ],
 )
-def test_refusals(model: Path, tmp_path: Path, engine: dict[str, Any], workload: dict[str, Any], error: Any, words: str) -> None:
+def test_refusals(
+    model: Path, tmp_path: Path, engine: dict[str, Any], workload: dict[str, Any], error: Any, words: str
+) -> None:
     with pytest.raises(error, match=words):
         run(model, tmp_path, engine, **workload)
 

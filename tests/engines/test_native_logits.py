@@ -79,7 +79,7 @@ def test_float32_logits_are_transformers(checkpoints: dict[str, Path], case: str
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3-tied"])
 def test_bf16_logits_err_no_more_than_transformers_own(checkpoints: dict[str, Path], case: str, route: str) -> None:
-    """Teacher-forced: both round to bf16 on the way; ours may be as far from the float32 truth as theirs, twice at most."""
+    """Teacher-forced: both round to bf16 on the way; ours may be twice as far from float32 as theirs, no more."""
     truth = reference_logits(checkpoints[case], PROMPT + FORCED, torch.float32)[len(PROMPT) - 1 :]
     theirs = reference_logits(checkpoints[case], PROMPT + FORCED, torch.bfloat16)[len(PROMPT) - 1 :]
     ours = native_logits(checkpoints[case], 512, dtype="bfloat16", **ROUTES[route])
@@ -92,7 +92,9 @@ def test_bf16_logits_err_no_more_than_transformers_own(checkpoints: dict[str, Pa
 @pytest.mark.parametrize("chunk", [1, 2, 5, 16, 17])
 def test_prefill_by_chunks_is_prefill_at_once(checkpoints: dict[str, Path], chunk: int, route: str) -> None:
     at_once = native_logits(checkpoints["qwen3"], 512, **ROUTES[route])
-    torch.testing.assert_close(native_logits(checkpoints["qwen3"], chunk, **ROUTES[route]), at_once, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(
+        native_logits(checkpoints["qwen3"], chunk, **ROUTES[route]), at_once, rtol=1e-4, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("route", ["torch", "cpu"])

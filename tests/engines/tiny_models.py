@@ -1,4 +1,4 @@
-"""Tiny checkpoints of every family, made by transformers from a seed: the reference that the native engine must equal."""
+"""Tiny checkpoints of every family, made by transformers from a seed: what the native engine must equal."""
 
 from pathlib import Path
 from typing import Any

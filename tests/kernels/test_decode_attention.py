@@ -23,9 +23,7 @@ def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_conte
     scratch = Guarded(((kv_heads + pool[1] - 1) * group * (head_dim + 2),), "f32")
     sizes = (kv_heads, group, head_dim, max_context)
     filled = np.array([context])
-    kernels("decode_attention")(
-        f"decode_attention_{dtype}", q, k_cache, v_cache, filled, out, scratch, *sizes, pool[0]
-    )
+    kernels("decode_attention")(f"decode_attention_{dtype}", q, k_cache, v_cache, filled, out, scratch, *sizes, pool[0])
     scratch.result()
     return out.result(), exact(q), exact(k_cache), exact(v_cache)
 
@@ -76,8 +74,6 @@ def test_nan_in_a_filled_place_shows(kernels, pool):
     cache[1, 20, 3] = np.nan
     out, scratch = Guarded((2, 32), "f32"), np.empty(8 * 34 * 2, dtype=np.float32)
     filled = np.array([40])
-    kernels("decode_attention")(
-        "decode_attention_f32", q, cache, cache, filled, out, scratch, 2, 1, 32, 40, pool[0]
-    )
+    kernels("decode_attention")("decode_attention_f32", q, cache, cache, filled, out, scratch, 2, 1, 32, 40, pool[0])
     np.testing.assert_allclose(out.result()[0], 1.0, rtol=1e-6)
     assert np.isnan(out.result()[1]).all()

@@ -10,9 +10,7 @@ KINDS = [("bf16", "bf16"), ("bf16", "f32"), ("f32", "f32")]
 ROUNDING = {"bf16": 2.0**-8, "f32": 2.0**-23}
 
 
-def run(
-    kernels, pool, kind, m, n, k, *, values, bias=True, streams=8, prefetch_bytes=1024, x_gap=0, out_gap=0
-):
+def run(kernels, pool, kind, m, n, k, *, values, bias=True, streams=8, prefetch_bytes=1024, x_gap=0, out_gap=0):
     """One call on the given values: (result [m, n + out_gap], x, weight, bias) in float64."""
     dtype, out_dtype = kind
     x, weight, b = (stored(values(shape), dtype) for shape in ((m, k + x_gap), (n, k), (n,)))

@@ -66,9 +66,7 @@ def test_figures_are_plausible_si_values(name: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_nothing_is_verified_before_a_card_confirmed_it(name: str) -> None:
     for key, figure in figures(SPECS[name]):
-        assert figure.unverified, (
-            f"{key}: set this only with the record that confirms it, and mend this test then"
-        )
+        assert figure.unverified, f"{key}: set this only with the record that confirms it, and mend this test then"
 
 
 def test_no_data_sheet_bandwidth_where_no_data_sheet_exists() -> None:

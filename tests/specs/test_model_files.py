@@ -99,8 +99,6 @@ def test_the_package_reads_it(name: str) -> None:
 
 def test_head_dim_is_not_always_hidden_size_over_heads() -> None:
     explicit = {
-        name
-        for name in PUBLISHED
-        if (c := config(name))["head_dim"] * c["num_attention_heads"] != c["hidden_size"]
+        name for name in PUBLISHED if (c := config(name))["head_dim"] * c["num_attention_heads"] != c["hidden_size"]
     }
     assert explicit == {"qwen3-0.6b", "qwen3-4b", "qwen3-32b"}

@@ -67,9 +67,7 @@ def bind_filled(q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, ou
 
     def launch() -> None:
         filled = int(context.item())
-        keys, values = (
-            cache[:, None, :filled].expand(-1, queries.shape[1], -1, -1) for cache in (k_cache, v_cache)
-        )
+        keys, values = (cache[:, None, :filled].expand(-1, queries.shape[1], -1, -1) for cache in (k_cache, v_cache))
         mask = None if m in (1, filled) else _causal(torch.arange(filled - m, filled), filled)
         attended = scaled_dot_product_attention(queries, keys, values, mask, is_causal=m == filled > 1)
         result.copy_(attended)

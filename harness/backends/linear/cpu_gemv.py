@@ -32,9 +32,7 @@ class CpuGemv(LinearBackend):
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
         if problem.m > MAX_ROWS:
-            return Support.no(
-                f"{problem.m} rows are more than {MAX_ROWS}", "use torch: a product of many rows"
-            )
+            return Support.no(f"{problem.m} rows are more than {MAX_ROWS}", "use torch: a product of many rows")
         return cpu_kernel_support(problem.dtype, device)
 
     def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
@@ -47,9 +45,7 @@ class CpuGemv(LinearBackend):
         n, k = packed.weight.shape
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
         sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), NUM_STREAMS, PREFETCH_BYTES)
-        return bind_kernel(
-            self._library, kernel, (x, packed.weight, packed.bias, out, *sizes), self._executor
-        )
+        return bind_kernel(self._library, kernel, (x, packed.weight, packed.bias, out, *sizes), self._executor)
 
 
 def _suffix(tensor: Tensor) -> str:

@@ -107,7 +107,9 @@ class NativeDecoding:
         """
         step = self._decoder.step(1)
         linears = [bound for bound in step.launches if bound.kind == "linear"]
-        names = "+".join(sorted({row.backend for row in self._ops.choices() if row.op == "linear" and row.phase == "decode"}))
+        names = "+".join(
+            sorted({row.backend for row in self._ops.choices() if row.op == "linear" and row.phase == "decode"})
+        )
         with self._undisturbed():
             check_linears(self._decoder, self._ops)
         read_bytes = sum(bound.read_bytes(0) for bound in linears)
@@ -173,7 +175,9 @@ class NativeDecoding:
             graph=self._executor.device.kind != "cpu",
             load_s=self._load_s,
             prepare_s=self._ops.prepare_s,
-            notes=("synthetic weights: the speed of the real ones, no meaning",) if self._config.weights == "synthetic" else (),
+            notes=("synthetic weights: the speed of the real ones, no meaning",)
+            if self._config.weights == "synthetic"
+            else (),
         )
 
     def close(self) -> None:

@@ -21,5 +21,6 @@ def check_linears(decoder: Decoder, ops: OpTable) -> None:
         fault = first_fault(out, exact_product(x, weights.weight, weights.bias))
         if fault:
             raise MeasurementError(
-                f"linear {role} by {choice.backend.name} is incorrect: {fault}", "set engine.linear to torch, and report it"
+                f"linear {role} by {choice.backend.name} is incorrect: {fault}",
+                "set engine.linear to torch, and report it",
             )

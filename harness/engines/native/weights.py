@@ -88,8 +88,9 @@ def load_weights(model: ResolvedModel, dtype: str, device: torch.device, fuse: b
         if found is None:
             raise CheckpointError(f"{model.folder}: tensor {meta.name!r} is missing", "download the checkpoint again")
         if found.shape != meta.shape or found.dtype not in TORCH_DTYPES:
+            is_a = f"{found.dtype} {list(found.shape)}"
             raise CheckpointError(
-                f"{model.folder}: tensor {meta.name!r} is {found.dtype} {list(found.shape)}, config.json makes it {list(meta.shape)}",
+                f"{model.folder}: tensor {meta.name!r} is {is_a}, config.json makes it {list(meta.shape)}",
                 f"check that config.json and weights belong together; types: {', '.join(TORCH_DTYPES)}",
             )
         with safe_open(checkpoint.files[meta.name], framework="pt") as file:

@@ -61,7 +61,9 @@ class NativeRig:
             weights = load_weights(model, dtype, self._torch_device, engine.fuse)
         executor = Executor(self.device, self._pool)
         ops = OpTable(executor, engine, dtype)
-        elementwise = choose_elementwise(engine.elementwise, executor, dtype)
+        # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
+        # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
+        elementwise = choose_elementwise(engine.elementwise, Executor(self.device), dtype)
         decoder = Decoder(model.spec, weights, ops, elementwise, max_context, engine.prefill_chunk, self._torch_device)
         load_s = time.perf_counter() - started
         return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)

@@ -1,6 +1,7 @@
 // How a CPU kernel is started: its work split over the pool's threads, its arguments handed over by ctypes.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,23 @@ void for_each_share(cpu_pool* pool, int64_t count, Body body) {
     const Launch& self = *static_cast<const Launch*>(argument);
     const Shares shares(self.count, num_threads);
     if (thread < shares.num_shares) (*self.body)(shares.begin(thread), shares.end(thread), int64_t{thread});
+  };
+  cpu_pool_run(pool, task, &launch);
+}
+
+// [0, count) in more pieces than threads, each taken by whoever is free: for launches so short that a thread which is
+// slowed for some microseconds would keep all others waiting. A piece is still long enough for the prefetchers.
+template <class Body>
+void for_each_piece(cpu_pool* pool, int64_t count, int64_t pieces_per_thread, Body body) {
+  struct Launch {
+    Body* body;
+    Shares pieces;
+    std::atomic<int64_t> next;
+  } launch{&body, Shares(count, num_threads(pool) * pieces_per_thread), {0}};
+  const cpu_task task = [](void* argument, int, int) {
+    Launch& self = *static_cast<Launch*>(argument);
+    for (int64_t piece; (piece = self.next.fetch_add(1, std::memory_order_relaxed)) < self.pieces.num_shares;)
+      (*self.body)(self.pieces.begin(piece), self.pieces.end(piece));
   };
   cpu_pool_run(pool, task, &launch);
 }

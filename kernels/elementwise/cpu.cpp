@@ -171,7 +171,12 @@ void argmax(const T* logits, int64_t* token, int64_t size, cpu_pool*) {
   }
 }
 
+// *context += m.
+void advance(int64_t* context, int64_t m, cpu_pool*) { *context += m; }
+
 }  // namespace
+
+EXPORT_KERNEL(advance_context, advance)
 
 #define EXPORT_ELEMENTWISE(operation)              \
   EXPORT_KERNEL(operation##_bf16, operation<bf16>) \

@@ -1,8 +1,8 @@
 // out[m, n] = x[m, k] @ weight[n, k]^T + bias[n] for few rows of x, as fast as the weight can be read.
 //
 // Each weight is used once per row of x, so the product is bound by memory for m up to about 8, and all that counts is
-// how the weight is read. A thread has one contiguous range of rows, cut again into `num_streams` long runs of which
-// it reads one row each in turns: a hardware prefetcher follows every run, which together keep more lines in flight
+// how the weight is read. A thread takes one contiguous range of rows after another, cut again into `num_streams` long
+// runs of which it reads one row each in turns: a hardware prefetcher follows every run, which together keep more lines in flight
 // than one run does (on a Sapphire Rapids core 8 runs read 1.3 times as fast as one; neighbouring rows do not help, as
 // they share their pages). Software prefetch carries the runs across page ends, where hardware prefetchers stop.
 //
@@ -17,6 +17,7 @@
 namespace {
 
 constexpr int64_t kMaxRows = 8;
+constexpr int64_t kPiecesPerThread = 8;
 constexpr int64_t kLineBytes = 64;
 // Accumulators that the registers hold beside the operands: bf16 that must be widened takes more of them.
 #if defined(__AVX512BF16__)
@@ -125,7 +126,7 @@ void gemv(const T* x, const T* weight, const T* bias, Out* out, int64_t m, int64
           int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
   const Gemv<T> g{x, weight, bias, out, store_as<Out>, k, x_stride, out_stride, prefetch_bytes};
   const Rows<T> kernel = pick<T>(m, num_streams);
-  for_each_share(pool, n, [&](int64_t begin, int64_t end, int64_t) { kernel(g, begin, end); });
+  for_each_piece(pool, n, kPiecesPerThread, [&](int64_t begin, int64_t end) { kernel(g, begin, end); });
 }
 
 }  // namespace

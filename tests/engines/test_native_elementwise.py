@@ -177,3 +177,9 @@ def test_refusals():
         choose_elementwise("cpu", Executor(CPU), "F16")
     with pytest.raises(ConfigError, match="allowed: auto, torch, cpu"):
         choose_elementwise("triton", Executor(CPU), "F32")
+
+
+def test_advance(ops):
+    context = torch.tensor([41])
+    ops.advance(context, 512)()
+    assert context.tolist() == [553]

@@ -158,3 +158,9 @@ def test_argmax_of_equals_and_of_nan(kernels, pool, dtype, places, value, expect
     token = Guarded((1,), "i64")
     kernels("elementwise")(f"argmax_{dtype}", stored(logits, dtype), token, 3000, pool[0])
     assert token.result() == expected
+
+
+def test_advance_adds_to_the_context(kernels, pool):
+    context = np.array([41], np.int64)
+    kernels("elementwise")("advance_context", context, 512, pool[0])
+    assert context.tolist() == [553]

@@ -12,7 +12,6 @@ m and then only run: by a loop on a CPU, as one captured graph on a GPU. Prefill
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
 import torch
 
@@ -104,7 +103,7 @@ class Decoder:
         phase: Phase = "decode" if m == 1 else "prefill"
         b, e, spec = self._buffers, self._elementwise, self.spec
         hidden, normed, delta = b.hidden[:m], b.normed[:m], b.delta[:m]
-        yield Bound("elementwise", "advance", partial(_add, self.context, m))
+        yield Bound("elementwise", "advance", e.advance(self.context, m))
         yield Bound("elementwise", "embed", e.embed(b.ids[:m], self._weights.embedding, hidden))
         for index, layer in enumerate(self._weights.layers):
             if index == 0:
@@ -156,7 +155,3 @@ class Decoder:
         for role, out in outs.items():
             if role in layer.linears:
                 yield self._ops.linear(phase, role, index, layer.linears[role], x, out)
-
-
-def _add(number: torch.Tensor, amount: int) -> None:
-    number.add_(amount)

@@ -26,6 +26,9 @@ class Elementwise(Protocol):
     m is the number of tokens of the step. Tensors are contiguous; q, k, v, gate and up may have a row stride.
     """
 
+    def advance(self, context: Tensor, m: int) -> Launch:
+        """context += m; context is one int64."""
+
     def embed(self, token_ids: Tensor, table: Tensor, out: Tensor) -> Launch:
         """out[i] = table[token_ids[i]]; token_ids int64 [m], table [vocab, hidden], out [m, hidden]."""
 
@@ -71,6 +74,12 @@ def choose_elementwise(requested: str, executor: Executor, dtype: str) -> Elemen
 
 class TorchElementwise:
     """torch's operations, on any device. No value comes to the host, so a graph can hold them."""
+
+    def advance(self, context: Tensor, m: int) -> Launch:
+        def launch() -> None:
+            context.add_(m)
+
+        return launch
 
     def embed(self, token_ids: Tensor, table: Tensor, out: Tensor) -> Launch:
         def launch() -> None:
@@ -126,6 +135,9 @@ class CpuElementwise:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._library = load_kernel(kernel_source("elementwise"))
+
+    def advance(self, context: Tensor, m: int) -> Launch:
+        return bind_kernel(self._library, "advance_context", (context, m), self._executor)
 
     def embed(self, token_ids: Tensor, table: Tensor, out: Tensor) -> Launch:
         _check(table, out)

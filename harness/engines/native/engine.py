@@ -41,6 +41,7 @@ class NativeDecoding:
         self._decoder, self._ops, self._executor = decoder, ops, executor
         self._model, self._config, self._tokenizer, self._load_s = model, config, tokenizer, load_s
         self._decode = self._decode_launch()
+        self._read_token = self._token_reader()
 
     def _decode_launch(self) -> Launch:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
@@ -54,6 +55,17 @@ class NativeDecoding:
             step.run()
         replay: Launch = graph.replay
         return replay
+
+    def _token_reader(self) -> Callable[[], int]:
+        """How the host gets the chosen token: on a GPU by waiting for it; on a CPU from memory.
+
+        On a CPU a call into torch here would find its code gone from the caches, which a step has just swept.
+        """
+        token = self._decoder.token
+        if self._executor.device.kind != "cpu":
+            return lambda: int(token.item())
+        shared = token.numpy()
+        return lambda: int(shared[0])
 
     def clock_s(self) -> float:
         return time.perf_counter()
@@ -81,7 +93,7 @@ class NativeDecoding:
             for index in range(request.max_output_tokens):
                 if index:
                     self._decode()
-                token = int(self._decoder.token.item())  # waits for the device
+                token = self._read_token()
                 yield Chunk(time.perf_counter(), (token,), text.piece(token))
                 if token in stop:
                     return
@@ -182,7 +194,7 @@ class NativeDecoding:
 
     def close(self) -> None:
         """Frees what the engine holds of the device."""
-        del self._decoder, self._decode
+        del self._decoder, self._decode, self._read_token
 
 
 class _TextStream:

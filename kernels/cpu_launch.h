@@ -1,6 +1,7 @@
 // How a CPU kernel is started: its work split over the pool's threads, its arguments handed over by ctypes.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -37,19 +38,47 @@ void for_each_share(cpu_pool* pool, int64_t count, Body body) {
   cpu_pool_run(pool, task, &launch);
 }
 
-// [0, count) in more pieces than threads, each taken by whoever is free: for launches so short that a thread which is
-// slowed for some microseconds would keep all others waiting. A piece is still long enough for the prefetchers.
+// [0, count) in pieces that whoever is free takes next, each a 2 x threads'th of what is left: the first are long, as
+// prefetchers like them, the last so short that nobody waits long for the thread that took it. Pieces are multiples of
+// `grain`, but for the last.
+class Pieces {
+ public:
+  Pieces(int64_t count, int64_t grain, int num_threads) : count_(count), grain_(grain), parts_(2 * num_threads) {}
+
+  // Calls body(begin, end) for the pieces that this thread gets. Every thread walks all pieces, and skips the others'.
+  template <class Body>
+  void take(Body body) {
+    int64_t mine = next_.fetch_add(1, std::memory_order_relaxed);
+    for (int64_t begin = 0, index = 0; begin < count_; ++index) {
+      const int64_t end = begin + size(count_ - begin);
+      if (index == mine) {
+        body(begin, end);
+        mine = next_.fetch_add(1, std::memory_order_relaxed);
+      }
+      begin = end;
+    }
+  }
+
+ private:
+  int64_t size(int64_t left) const {
+    const int64_t grains = left / (parts_ * grain_);
+    return std::min(left, std::max<int64_t>(grains, 2) * grain_);
+  }
+
+  const int64_t count_, grain_, parts_;
+  std::atomic<int64_t> next_{0};
+};
+
+// Calls body(begin, end) for pieces of [0, count), on the pool's threads.
 template <class Body>
-void for_each_piece(cpu_pool* pool, int64_t count, int64_t pieces_per_thread, Body body) {
+void for_each_piece(cpu_pool* pool, int64_t count, int64_t grain, Body body) {
   struct Launch {
     Body* body;
-    Shares pieces;
-    std::atomic<int64_t> next;
-  } launch{&body, Shares(count, num_threads(pool) * pieces_per_thread), {0}};
+    Pieces pieces;
+  } launch{&body, Pieces(count, grain, num_threads(pool))};
   const cpu_task task = [](void* argument, int, int) {
     Launch& self = *static_cast<Launch*>(argument);
-    for (int64_t piece; (piece = self.next.fetch_add(1, std::memory_order_relaxed)) < self.pieces.num_shares;)
-      (*self.body)(self.pieces.begin(piece), self.pieces.end(piece));
+    self.pieces.take(*self.body);
   };
   cpu_pool_run(pool, task, &launch);
 }

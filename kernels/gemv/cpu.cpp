@@ -17,7 +17,7 @@
 namespace {
 
 constexpr int64_t kMaxRows = 8;
-constexpr int64_t kPiecesPerThread = 8;
+constexpr int64_t kMaxStreams = 8;
 constexpr int64_t kLineBytes = 64;
 // Accumulators that the registers hold beside the operands: bf16 that must be widened takes more of them.
 #if defined(__AVX512BF16__)
@@ -126,7 +126,7 @@ void gemv(const T* x, const T* weight, const T* bias, Out* out, int64_t m, int64
           int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
   const Gemv<T> g{x, weight, bias, out, store_as<Out>, k, x_stride, out_stride, prefetch_bytes};
   const Rows<T> kernel = pick<T>(m, num_streams);
-  for_each_piece(pool, n, kPiecesPerThread, [&](int64_t begin, int64_t end) { kernel(g, begin, end); });
+  for_each_piece(pool, n, kMaxStreams, [&](int64_t begin, int64_t end) { kernel(g, begin, end); });
 }
 
 }  // namespace

@@ -95,7 +95,8 @@ FAULTS = {
         "size_t i = 0; if (num_lines == 0) add_line",
     ),
     "reads one line of a turn twice": ("stream * stride + i + u;", "stream * stride + i + u / 2 * 2;"),
-    "drops the last thread": ("if (thread >= num_readers) return 0;", "if (thread > 0) return 0;"),
+    "loses a piece": ("size_t piece; (piece = next", "size_t piece = next++; (piece = next"),
+    "reads a piece twice": ("next.fetch_add(1, std::memory_order_relaxed)) < num_pieces", "next++ / 2) < num_pieces"),
     "copies every second line": ("<Line*>(to)[i].vectors + v", "<Line*>(to)[i / 2 * 2].vectors + v"),
     "writes every second line": ("<Line*>(lines)[i].vectors + v", "<Line*>(lines)[i / 2 * 2].vectors + v"),
 }

@@ -8,23 +8,23 @@ from harness.stats import paired_ratio
 
 
 def judge_shape(
-    rows: Sequence[AbRow], call_s: Mapping[str, Sequence[float]], roofs: Sequence[float], baseline: str
+    rows: Sequence[AbRow], call_s: Mapping[str, Sequence[float]], probe_rates: Sequence[float], baseline: str
 ) -> list[AbRow]:
-    """Complete the timed rows of one shape: rate, share of the roof, ratio to the baseline, outcome.
+    """Complete the timed rows of one shape: rate, share of the probe, ratio to the baseline, outcome.
 
-    call_s: seconds a call by backend and block; roofs: bytes per second by block.
+    call_s: seconds a call by backend and block; probe_rates: bytes per second that the probe read, by block.
     """
-    timed = [_timed(row, call_s[row.backend], roofs) if row.backend in call_s else row for row in rows]
+    timed = [_timed(row, call_s[row.backend], probe_rates) if row.backend in call_s else row for row in rows]
     compared = [_compared(row, call_s, baseline) for row in timed]
     return _ranked(compared, call_s, baseline)
 
 
-def _timed(row: AbRow, calls_s: Sequence[float], roofs: Sequence[float]) -> AbRow:
+def _timed(row: AbRow, calls_s: Sequence[float], probe_rates: Sequence[float]) -> AbRow:
     median_s = statistics.median(calls_s)
     read_bytes = row.read_bytes or 0
-    shares = [read_bytes / time_s / roof for time_s, roof in zip(calls_s, roofs, strict=True)]
+    shares = [read_bytes / time_s / rate for time_s, rate in zip(calls_s, probe_rates, strict=True)]
     return row.model_copy(
-        update={"call_s": median_s, "read_bytes_per_s": read_bytes / median_s, "roof_frac": statistics.median(shares)}
+        update={"call_s": median_s, "read_bytes_per_s": read_bytes / median_s, "probe_frac": statistics.median(shares)}
     )
 
 

@@ -28,7 +28,7 @@ def linear(
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """Every linear backend on each shape of a model: GB/s, share of the roof, ratio to the baseline."""
+    """Every linear backend on each shape of a model: GB/s, share of the probe, ratio to the baseline."""
     from harness.ab.linear import run_ab_linear
     from harness.cli.render import show
     from harness.errors import ConfigError
@@ -62,7 +62,7 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
             "m x n x k": row.shape,
             "backend": row.backend,
             "GB/s": f"{row.read_bytes_per_s / 1e9:.1f}" if row.read_bytes_per_s else MISSING,
-            "of roof": percent(row.roof_frac),
+            "of probe": percent(row.probe_frac),
             "times the baseline": _ratio(row),
             "outcome": row.outcome if row.status == "ok" else f"{row.status}: {row.why}",
         }

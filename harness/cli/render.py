@@ -1,13 +1,18 @@
 """Rows of a result as a table for people, or as md, csv or json for programs. No arithmetic but units."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from harness.cli.options import Format
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 120
 Row = Mapping[str, Any]
 
 
@@ -51,8 +56,14 @@ def _flat(row: Row) -> dict[str, Any]:
     }
 
 
-def _table(rows: Sequence[Row], title: str) -> None:
+def _console() -> "Console":
+    """The terminal's width; in a pipe wide enough that a row stays a line."""
     from rich.console import Console
+
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def _table(rows: Sequence[Row], title: str) -> None:
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)
@@ -60,11 +71,10 @@ def _table(rows: Sequence[Row], title: str) -> None:
         table.add_column(key, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*("-" if value in (None, "") else str(value) for value in row.values()))
-    Console(highlight=False, markup=False).print(table)
+    _console().print(table)
 
 
 def _lines(lines: Sequence[tuple[str, str]], title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, show_header=False)
@@ -72,4 +82,4 @@ def _lines(lines: Sequence[tuple[str, str]], title: str) -> None:
     table.add_column(overflow="fold")
     for name, value in lines:
         table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
+    _console().print(table)

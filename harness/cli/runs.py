@@ -1,6 +1,6 @@
 """`harness runs list|show|compare|recompute`: what earlier runs left behind."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,7 +17,23 @@ def list_(runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -
     from harness.records import runs_dir as resolve
     from harness.report.runs import run_rows
 
-    show(run_rows(resolve(runs_dir)), format)
+    rows = run_rows(resolve(runs_dir))
+    show([_readable(row) for row in rows] if format is Format.table else rows, format)
+
+
+def _readable(row: dict[str, Any]) -> dict[str, str]:
+    """A row as people read it: milliseconds, three decimals."""
+    from harness.units import MISSING, ms
+
+    util = row["util_frac"]
+    return {
+        "run": row["run"],
+        "status": row["status"],
+        "verdict": row["verdict"] or MISSING,
+        "utilization": MISSING if util is None else f"{util:.3f}",
+        "TPOT": ms(row["tpot_s"]),
+        "note": row["note"] or MISSING,
+    }
 
 
 @app.command()

@@ -68,8 +68,8 @@ class AbRow(Frozen):
     """Median over blocks."""
     read_bytes: PositiveInt | None = None
     read_bytes_per_s: PositiveFloat | None = None
-    roof_frac: PositiveFloat | None = None
-    """Of the probe readings beside its own samples: the median over blocks."""
+    probe_frac: PositiveFloat | None = None
+    """Of the probe readings beside its own samples, the median over blocks; above 1 the kernel outran the probe."""
     ratio_to_baseline: PositiveFloat | None = None
     """Baseline's time over this one's: above 1 is faster. Geometric mean over blocks."""
     ratio_interval: tuple[float, float] | None = None

@@ -49,7 +49,7 @@ def test_a_clear_winner() -> None:
     assert fast.ratio_interval is not None
     assert fast.ratio_interval[0] < 2.0 < fast.ratio_interval[1]
     assert fast.read_bytes_per_s == pytest.approx(1e6, rel=0.03)
-    assert fast.roof_frac == pytest.approx(1.0, rel=0.03)
+    assert fast.probe_frac == pytest.approx(1.0, rel=0.03)
     assert fast.token_gain_s == pytest.approx(28 * 1e-3, rel=0.05)
     assert fast.num_pairs == 16
 

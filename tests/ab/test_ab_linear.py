@@ -85,7 +85,7 @@ def test_every_backend_on_every_shape(model: Path, tmp_path: Path) -> None:
     assert {row.role for row in rows} == {"q/o", "k/v", "gate/up", "down", "qkv", "gate_up", "lm_head"} or "q" in {
         row.role for row in rows
     }
-    assert all(row.status == "ok" and row.call_s and row.roof_frac for row in rows)
+    assert all(row.status == "ok" and row.call_s and row.probe_frac for row in rows)
     assert all(row.read_bytes == 2 * row.problem.n * (row.problem.k + row.problem.bias) for row in rows)
 
 

@@ -179,3 +179,22 @@ def test_weights_that_do_not_fit_the_config_are_named(model: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match=name):
         run(model.parent, tmp_path, {"weights": "checkpoint"})
     shutil.rmtree(model.parent)
+
+
+def test_without_a_compiler_torch_does_all_and_the_record_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "/absent/c++")
+    _, record, _ = run(model, tmp_path)
+    assert record.probe is not None
+    assert record.probe.method == "torch-reduction"
+    assert record.engine is not None
+    assert {op.backend for op in record.engine.ops} == {"torch", "torch-sdpa"}
+    assert record.engine.num_threads is None
+    assert record.analysis is not None
+    assert any("no compiler" in warning for warning in record.analysis.warnings)
+    _, record, _ = run(model, tmp_path, {"linear": "cpu-gemv"})
+    assert record.analysis is not None
+    assert any("cpu-gemv can't" in warning for warning in record.analysis.warnings)
+    with pytest.raises(UnavailableError, match="elementwise is cpu"):
+        run(model, tmp_path, {"elementwise": "cpu"})

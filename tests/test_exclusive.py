@@ -1,4 +1,4 @@
-"""One measurement at a time: the second process says so, waits, and goes on when the first has ended, however it ended."""
+"""One measurement at a time: the second process says so, waits, and goes on when the first has ended."""
 
 import subprocess
 import sys

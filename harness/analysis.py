@@ -31,6 +31,8 @@ from harness.verdict import Measured, judge
 
 DRIFT_WORTH_A_WARNING_FRAC = 0.10
 SLOW_FIRST_REPEAT = 1.5
+DECLARED_TOLERANCE_FRAC = 0.01
+"""Norms are no backend's."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
 
 def _identity(facts: RunFacts, requests: Sequence[RequestFigures]) -> dict[str, Any]:
     kernels = {f"{op.op}.{op.phase}.{op.role}": op.backend for op in facts.engine.ops}
+    if facts.engine.elementwise is not None:
+        kernels["elementwise"] = facts.engine.elementwise
     return {
         "run_id": facts.run_id,
         "name": facts.config.name,
@@ -184,12 +188,26 @@ def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -
         warnings.append(f"repeat 0 took {tpots[0] / others:.1f} times the others' TPOT: raise workload.warmup_tokens")
     if facts.device.last_level_cache_bytes is None:
         warnings.append("the size of the last-level cache is not known: cache residency was not checked")
+    if (declared := _undeclared_difference(facts)) is not None:
+        warnings.append(declared)
     warnings += [
         f"{op.op} {op.role} ({op.phase}): {op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
         for op in facts.engine.ops
         if op.fallback_from
     ]
     return warnings
+
+
+def _undeclared_difference(facts: RunFacts) -> str | None:
+    """Backends say what their calls read: a name that promises 4 bits while bf16 is read shows here."""
+    linears = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
+    if not linears or any(op.read_bytes is None for op in linears):
+        return None
+    declared = sum((op.read_bytes or 0) * op.num_calls for op in linears)
+    logical = facts.traffic.weight_read_bytes
+    if abs(declared - logical) <= DECLARED_TOLERANCE_FRAC * logical:
+        return None
+    return f"backends declare {declared:,} B of weights a step, the model's shapes make {logical:,} B"
 
 
 def _whole(value: float | None) -> int | None:

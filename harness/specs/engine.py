@@ -36,14 +36,16 @@ class OpChoice(Frozen):
     """Which backend ran an operation of one shape, in which layers."""
 
     op: str
-    """linear or attention; elementwise for the engine's own kernels."""
+    """linear or attention."""
     role: str
     """qkv, o, gate_up, down, lm_head, decode, prefill, ..."""
     shape: str
     backend: str
     contest_legal: bool
     layers: str
-    """As ranges: 0-27."""
+    """As ranges: 0-27; `model` for what stands outside the layers."""
+    num_calls: PositiveInt = 1
+    """In one step."""
     phase: Literal["decode", "prefill"]
     read_bytes: NonNegativeInt | None = None
     """What the backend says that one call reads."""
@@ -59,6 +61,8 @@ class EngineReport(Frozen):
     dtype: str
     num_threads: PositiveInt | None = None
     ops: tuple[OpChoice, ...] = ()
+    elementwise: str | None = None
+    """Who does norms, rotation, activation and cache write: torch or cpu."""
     graph: bool = False
     """Decode step captured as one graph."""
     load_s: NonNegativeFloat | None = None

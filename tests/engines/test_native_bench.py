@@ -77,12 +77,25 @@ def test_the_backends_read_what_the_traffic_counts(model: Path, tmp_path: Path) 
     assert record.traffic is not None
     layers = HF["num_hidden_layers"]
     declared = sum(
-        (op.read_bytes or 0) * (1 if op.layers == "model" else layers)
-        for op in record.engine.ops
-        if op.op == "linear" and op.phase == "decode"
+        (op.read_bytes or 0) * op.num_calls for op in record.engine.ops if op.op == "linear" and op.phase == "decode"
     )
     norms = 2 * (layers * (2 * 64 + 2 * 32) + 64)
     assert declared == record.traffic.weight_read_bytes - norms
+
+
+def test_a_backend_that_reads_more_than_the_model_has_is_shown(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.backends.linear.torch_linear import TorchLinear
+
+    monkeypatch.setattr(TorchLinear, "read_bytes", lambda self, packed, m: 2 * packed.num_bytes)
+    _, record, _ = run(model, tmp_path, {"linear": "torch"})
+    assert record.analysis is not None
+    assert any("backends declare" in warning for warning in record.analysis.warnings)
+    _, record, _ = run(model, tmp_path, {"linear": "torch-mv"})
+    assert record.analysis is not None
+    assert not any("backends declare" in warning for warning in record.analysis.warnings)
+    assert record.analysis.kernels["elementwise"] in ("cpu", "torch")
 
 
 def test_a_backend_that_cannot_is_replaced_and_named(model: Path, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Decoder:
         self, spec: ModelSpec, weights: ModelWeights, ops: OpTable, elementwise: Elementwise, max_context: int,
         prefill_chunk: int, device: torch.device,
     ) -> None:  # fmt: skip
-        self.spec, self._weights, self._ops, self._elementwise = spec, weights, ops, elementwise
+        self.spec, self._weights, self._ops, self.elementwise = spec, weights, ops, elementwise
         dtype = TORCH_DTYPES[ops.dtype]
         self._chunk = min(prefill_chunk, max_context)
         self._buffers = Buffers(spec, self._chunk, dtype, device)
@@ -101,7 +101,7 @@ class Decoder:
 
     def _launches(self, m: int) -> Iterator[Bound]:
         phase: Phase = "decode" if m == 1 else "prefill"
-        b, e, spec = self._buffers, self._elementwise, self.spec
+        b, e, spec = self._buffers, self.elementwise, self.spec
         hidden, normed, delta = b.hidden[:m], b.normed[:m], b.delta[:m]
         yield Bound("elementwise", "advance", e.advance(self.context, m))
         yield Bound("elementwise", "embed", e.embed(b.ids[:m], self._weights.embedding, hidden))
@@ -132,7 +132,7 @@ class Decoder:
         heads = (m, spec.num_attention_heads, spec.head_dim)
         kv_heads = (m, spec.num_kv_heads, spec.head_dim)
         rotated, attended = b.q[:m].view(heads), b.attended[:m].view(heads)
-        rope = self._elementwise.qk_norm_rope_cache(
+        rope = self.elementwise.qk_norm_rope_cache(
             q.view(heads), k.view(kv_heads), v.view(kv_heads), layer.q_norm, layer.k_norm, spec.rms_norm_eps,
             self._cos, self._sin, self.context, rotated, k_cache, v_cache,
         )  # fmt: skip
@@ -145,7 +145,7 @@ class Decoder:
         gate_up = b.gate_up[:m]
         gate, up = gate_up.chunk(2, dim=1)
         yield from self._linears(phase, index, layer, b.normed[:m], {"gate_up": gate_up, "gate": gate, "up": up})
-        yield Bound("elementwise", "silu_mul", self._elementwise.silu_mul(gate, up, b.activated[:m]))
+        yield Bound("elementwise", "silu_mul", self.elementwise.silu_mul(gate, up, b.activated[:m]))
         yield from self._linears(phase, index, layer, b.activated[:m], {"down": b.delta[:m]})
 
     def _linears(

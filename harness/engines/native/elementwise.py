@@ -8,7 +8,7 @@ rounded once, and its angles not at all, where transformers rounds angles, produ
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ class Elementwise(Protocol):
 
     m is the number of tokens of the step. Tensors are contiguous; q, k, v, gate and up may have a row stride.
     """
+
+    name: ClassVar[str]
+    """As `engine.elementwise` and records name it."""
 
     def advance(self, context: Tensor, m: int) -> Launch:
         """context += m; context is one int64."""
@@ -74,6 +77,8 @@ def choose_elementwise(requested: str, executor: Executor, dtype: str) -> Elemen
 
 class TorchElementwise:
     """torch's operations, on any device. No value comes to the host, so a graph can hold them."""
+
+    name: ClassVar[str] = "torch"
 
     def advance(self, context: Tensor, m: int) -> Launch:
         def launch() -> None:
@@ -131,6 +136,8 @@ class TorchElementwise:
 
 class CpuElementwise:
     """Our C++ kernels (kernels/elementwise). One row runs on the calling thread, more on the pool."""
+
+    name: ClassVar[str] = "cpu"
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -184,6 +184,7 @@ class NativeDecoding:
             dtype=self._ops.dtype,
             num_threads=pool.num_threads if pool else None,
             ops=self._ops.choices(),
+            elementwise=self._decoder.elementwise.name,
             graph=self._executor.device.kind != "cpu",
             load_s=self._load_s,
             prepare_s=self._ops.prepare_s,

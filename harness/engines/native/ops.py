@@ -84,7 +84,10 @@ class OpTable:
 
     def choices(self) -> tuple[OpChoice, ...]:
         """What ran, one row a (phase, role, shape, backend), with its layers as ranges."""
-        return tuple(choice.model_copy(update={"layers": ranges(layers)}) for choice, layers in self._chosen.items())
+        return tuple(
+            choice.model_copy(update={"layers": ranges(layers), "num_calls": len(layers)})
+            for choice, layers in self._chosen.items()
+        )
 
     def _instance(self, op: str, choice: Choice) -> Any:
         key = (op, choice.backend.name)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,26 @@ workload: {input_tokens: 8, output_tokens: 40000, repeats: 50}
 SMALL_RUN = RUN.replace("40000", "200").replace("50", "2")
 
 
-def start(config: Path, runs: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "harness.cli.main", "bench", str(config), "--runs-dir", str(runs)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def hears_ctrl_c() -> None:
+    """A job that a script sends to the background starts deaf to Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[Path, Path], subprocess.Popen[str]]]:
+    """Starts `harness bench`; what a test leaves running is killed."""
+    processes = []
+
+    def start(config: Path, runs: Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "harness.cli.main", "bench", str(config), "--runs-dir", str(runs)]
+        pipe = subprocess.PIPE
+        processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, preexec_fn=hears_ctrl_c))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture
@@ -47,7 +65,7 @@ def measuring_folder(runs: Path, process: subprocess.Popen[str]) -> Path:
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.07, 0.31])
-def test_ctrl_c_keeps_what_was_measured(config: Path, tmp_path: Path, delay_s: float) -> None:
+def test_ctrl_c_keeps_what_was_measured(config: Path, tmp_path: Path, start, delay_s: float) -> None:
     process = start(config, tmp_path / "runs")
     folder = measuring_folder(tmp_path / "runs", process)
     time.sleep(delay_s)
@@ -61,7 +79,7 @@ def test_ctrl_c_keeps_what_was_measured(config: Path, tmp_path: Path, delay_s: f
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
-def test_kill_9_shows_as_interrupted_and_can_be_recomputed(config: Path, tmp_path: Path, delay_s: float) -> None:
+def test_kill_9_shows_as_interrupted_and_can_be_recomputed(config: Path, tmp_path: Path, start, delay_s: float) -> None:
     process = start(config, tmp_path / "runs")
     folder = measuring_folder(tmp_path / "runs", process)
     time.sleep(delay_s)
@@ -118,7 +136,7 @@ def test_a_disk_that_is_full_from_the_start(config: Path, tmp_path: Path) -> Non
     assert not any((folder / RECORD).exists() and not (folder / RECORD).stat().st_size for folder in folders)
 
 
-def test_a_read_only_place(config: Path, tmp_path: Path) -> None:
+def test_a_read_only_place(config: Path, tmp_path: Path, start) -> None:
     """Root may write anywhere by mode, so the place is read-only by its mount: /sys is, everywhere."""
     place = Path("/sys/kernel") if os.geteuid() == 0 else tmp_path / "ro"
     if os.geteuid() != 0:
@@ -131,7 +149,7 @@ def test_a_read_only_place(config: Path, tmp_path: Path) -> None:
     assert stdout == ""
 
 
-def test_two_runs_at_once_in_one_place(config: Path, tmp_path: Path) -> None:
+def test_two_runs_at_once_in_one_place(config: Path, tmp_path: Path, start) -> None:
     config.write_text(SMALL_RUN)
     both = [start(config, tmp_path / "runs") for _ in range(2)]
     assert [process.wait(timeout=60) for process in both] == [0, 0]

@@ -123,7 +123,7 @@ def _work(
             num_decode_steps=min((repeat.num_decode_steps for repeat in repeats), default=0),
             working_set_bytes=step_bytes or 0.0,
             cache_bytes=device.last_level_cache_bytes,
-            mean_floor_s=floor_s,
+            probe_buffer_bytes=facts.probe.reading_buffer_bytes if facts.probe else None,
             evidence=evidence,
             cpu_wait_frac=waited,
             fault=_fault(facts.config, repeats),
@@ -180,6 +180,7 @@ def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -
     warnings = []
     if roof.drift_frac is not None and abs(roof.drift_frac) > DRIFT_WORTH_A_WARNING_FRAC:
         warnings.append(f"the probe moved by {percent(roof.drift_frac)} from the first reading to the last")
+    warnings += _roof_warnings(facts)
     if facts.probe is not None and facts.probe.method == "torch-reduction":
         warnings.append("no compiler: the roof is a torch reduction's, so utilization may read too high")
     tpots = [r.tpot_s for r in requests if r.tpot_s is not None]
@@ -195,6 +196,21 @@ def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -
         for op in facts.engine.ops
         if op.fallback_from
     ]
+    return warnings
+
+
+def _roof_warnings(facts: RunFacts) -> list[str]:
+    """What makes the roof another one than the machine's: a small buffer, fewer threads than cores."""
+    warnings, probe, device = [], facts.probe, facts.device
+    cache = device.last_level_cache_bytes
+    at_working_set = probe is not None and probe.working_set_read_bytes_per_s is not None
+    if probe is not None and cache is not None and not at_working_set and probe.reading_buffer_bytes < 4 * cache:
+        warnings.append(
+            f"the probe read {probe.reading_buffer_bytes:,} B, less than four caches: the roof may be too high"
+        )
+    cores, threads = device.num_compute_units, facts.engine.num_threads
+    if device.kind == "cpu" and cores is not None and threads is not None and threads < cores:
+        warnings.append(f"engine and probe ran on {threads} of {cores} cores: the roof is that of {threads}")
     return warnings
 
 

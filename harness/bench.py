@@ -19,7 +19,7 @@ from typing import Literal
 from harness.analysis import RunFacts, analyse
 from harness.devices.contention import cpu_wait_s, waited_between
 from harness.devices.datasheet import match_device
-from harness.engines.base import Engine, Request, Rig
+from harness.engines.base import EXPLAIN_STEPS, Engine, Request, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
 from harness.errors import ConfigError, GateFailed, MeasurementError
@@ -29,12 +29,11 @@ from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
 from harness.specs.event import ChunkEvent, ContentionEvent, EndEvent, EvidenceEvent, ProbeEvent, SendEvent
 from harness.specs.record import Analysis, RunRecord
-from harness.specs.run import Gate, RunConfig, Workload
+from harness.specs.run import Gate, NativeEngine, RunConfig, Workload
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.traffic import decode_traffic
 
-EXPLAIN_STEPS = 16
 Say = Callable[[str], None]
 
 
@@ -96,12 +95,11 @@ def _new_record(run_id: str, config: RunConfig, model: ResolvedModel, rig: Rig) 
 
 
 def engine_traffic(config: RunConfig, model: ResolvedModel) -> DecodeTraffic:
-    """Traffic of the model as this engine holds it: an engine told to use another type converts every weight."""
-    dtype = getattr(config.engine, "dtype", None)
-    if dtype is None or CONFIG_DTYPES[dtype] == model.spec.dtype:
+    """Traffic of the model as this engine holds it: the native one converts every weight to its type as it loads."""
+    if not isinstance(config.engine, NativeEngine):
         return decode_traffic(model.spec, model.tensors, model.tensors_source)
-    name = CONFIG_DTYPES[dtype]
-    return decode_traffic(model.spec, model.retyped(name), model.tensors_source, kv_dtype=name)
+    dtype = CONFIG_DTYPES[config.engine.dtype] if config.engine.dtype else model.spec.dtype
+    return decode_traffic(model.spec, model.retyped(dtype), model.tensors_source, kv_dtype=dtype)
 
 
 def _measure(run: Run, rig: Rig, model: ResolvedModel) -> None:
@@ -135,6 +133,8 @@ def _working_set_bytes(record: RunRecord) -> int | None:
 
 def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: ResolvedModel) -> None:
     work = run.record.config.workload
+    if work.input_tokens is not None:
+        _check_fits(work.input_tokens, work.output_tokens, model)
     requests = [make_request(work, model, repeat) for repeat in range(work.repeats)]
     lengths = sorted({engine.num_prompt_tokens(request) for request in requests})
     for length in lengths:

@@ -29,7 +29,7 @@ def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = (
     try:
         return model.model_validate(data)
     except ValidationError as fault:
-        raise _explain(fault, path, root, model, set_from) from None
+        raise _explain(fault, path, root, data, model, set_from) from None
 
 
 def _read(path: Path) -> tuple[yaml.Node | None, Any]:
@@ -78,7 +78,7 @@ def _apply(data: dict[str, Any], override: str) -> Location:
         raise ConfigError(f"--set {override}: not of the form key=value", "write for example workload.repeats=3")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not valid YAML", "quote it, or mend it") from None
     place = data
     for part in keys[:-1]:
@@ -90,14 +90,20 @@ def _apply(data: dict[str, Any], override: str) -> Location:
 
 
 def _explain(
-    fault: ValidationError, path: Path, root: yaml.Node | None, model: type[BaseModel], set_from: dict[Location, str]
+    fault: ValidationError,
+    path: Path,
+    root: yaml.Node | None,
+    data: dict[str, Any],
+    model: type[BaseModel],
+    set_from: dict[Location, str],
 ) -> ConfigError:
     """The first of a validation's faults, in the words and lines of the user's file."""
     errors = fault.errors()
     error = errors[0]
     location: Location = error["loc"]
-    line, keys = _locate(root, location)
-    override = next((text for keys_set, text in set_from.items() if keys_set == keys[: len(keys_set)]), None)
+    keys = _keys(data, location)
+    line = _line(root, keys)
+    override = next((text for place, text in set_from.items() if _one_in_other(place, keys)), None)
     where = f"--set {override}" if override else f"{path}:{line}"
     key = ".".join(str(part) for part in keys)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -114,21 +120,28 @@ def _explain(
     return ConfigError(f"{where}: {key or 'the file'}: {message}{found}{more}", "`harness schema` describes every key")
 
 
-def _locate(root: yaml.Node | None, location: Location) -> tuple[int, Location]:
-    """Line of the deepest node on the way, and the location in the file's own keys.
-
-    A location also names the variant of a union (`engine`, `native`, `weights`): no such key is in the file.
-    """
-    node, line, keys = root, 1, list[int | str]()
+def _keys(data: Any, location: Location) -> Location:
+    """The location in the user's own keys: it also names the variant of a union (`engine`, `native`, `weights`)."""
+    keys: list[int | str] = []
     for depth, part in enumerate(location):
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            if depth < len(location) - 1:
+                continue
+        keys.append(part)
+    return tuple(keys)
+
+
+def _line(root: yaml.Node | None, keys: Location) -> int:
+    """Line of the deepest node on the way."""
+    node, line = root, 1
+    for part in keys:
         step = _child(node, part)
         if step is None:
-            if depth == len(location) - 1:
-                keys.append(part)
-            continue
+            break
         line, node = step
-        keys.append(part)
-    return line, tuple(keys)
+    return line
 
 
 def _child(node: yaml.Node | None, part: int | str) -> tuple[int, yaml.Node] | None:
@@ -168,3 +181,8 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 def _discriminator_values(model: type[BaseModel]) -> set[Any]:
     return {value for field in model.model_fields.values() for value in get_args(field.annotation)}
+
+
+def _one_in_other(a: Location, b: Location) -> bool:
+    """Whether one location lies inside the other: a fault at `a` may be of what an override put at `a.b.c`."""
+    return bool(b) and all(x == y for x, y in zip(a, b, strict=False))

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from harness.errors import ConfigError
 from harness.roofline import frac, memory_floor_s
 from harness.specs.engine import Evidence
 from harness.specs.event import (
@@ -67,10 +68,15 @@ def finished_repeats(events: Iterable[Event]) -> list[Repeat]:
     for event in events:
         if isinstance(event, SendEvent):
             repeats[event.repeat] = Repeat(event)
-        elif isinstance(event, ChunkEvent) and event.token_ids:
-            repeats[event.repeat].chunks.append(event)
-        elif isinstance(event, EndEvent):
-            repeats[event.repeat].end = event
+        elif isinstance(event, ChunkEvent | EndEvent):
+            if event.repeat not in repeats:
+                raise ConfigError(
+                    f"samples: repeat {event.repeat} has a {event.event} before its send", "they are damaged"
+                )
+            if isinstance(event, EndEvent):
+                repeats[event.repeat].end = event
+            elif event.token_ids:
+                repeats[event.repeat].chunks.append(event)
     return [repeat for _, repeat in sorted(repeats.items()) if repeat.end is not None]
 
 
@@ -115,7 +121,7 @@ def find_roof(events: Sequence[Event]) -> Roof:
     source = None if not rates else "probe" if ratio <= 1 else f"kernel {kernel}, {ratio:.3f} x the probe beside it"
     return Roof(
         by_repeat={repeat: (before + after) / 2 * max(1.0, ratio) for repeat, (before, after) in pairs.items()},
-        probe_read_bytes_per_s=median(rates),
+        probe_read_bytes_per_s=median([(before + after) / 2 for before, after in pairs.values()] or rates),
         uncertainty_frac=max(MIN_ROOF_UNCERTAINTY_FRAC, median(half_spreads) or 0.0),
         drift_frac=rates[-1] / rates[0] - 1 if len(rates) > 1 else None,
         source=source,
@@ -184,14 +190,15 @@ def utilization(
 
 
 def cpu_wait_frac(events: Iterable[Event]) -> float | None:
-    """Share of the requests' time that our threads waited for a core or the machine's CPUs were stolen.
+    """Share of the requests' time that our threads waited for cores which others held, or that were stolen.
 
-    A step on several threads waits for the slowest, so the threads' waits add up. Null where nothing was read.
+    A step on several threads waits for the slowest, so the threads' waits add up. Threads of ours that wait for each
+    other are no contention: waits count as far as others ran. Null where nothing was read.
     """
     waited_s, wall_s = 0.0, 0.0
     for event in events:
-        if isinstance(event, ContentionEvent) and event.wait.queued_s is not None:
-            waited_s += event.wait.queued_s + (event.wait.stolen_s or 0.0)
+        if isinstance(event, ContentionEvent) and event.wait.queued_s is not None and event.wait.others_s is not None:
+            waited_s += min(event.wait.queued_s, event.wait.others_s) + (event.wait.stolen_s or 0.0)
             wall_s += event.wall_s
     return frac(waited_s, wall_s)
 

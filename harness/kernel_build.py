@@ -61,7 +61,10 @@ def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 def find_compiler() -> list[str]:
     """The C++ compiler's command: $CXX (with its arguments), else g++, c++ or clang++ on the PATH."""
-    wanted = shlex.split(os.environ.get("CXX", ""))
+    try:
+        wanted = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as fault:
+        raise UnavailableError(f"CXX is not a command: {fault}", "mend its quotes, or unset it") from None
     if wanted:
         if shutil.which(wanted[0]) is None:
             raise UnavailableError(f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it")

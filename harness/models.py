@@ -13,6 +13,8 @@ from harness.specs.layout import model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
 
+MAX_PATH = 250
+
 
 @dataclass(frozen=True)
 class ResolvedModel:
@@ -54,6 +56,8 @@ def has_weights(folder: Path) -> bool:
 def _find(name: str) -> tuple[Path, Path | None]:
     """(config.json, folder that may hold weights)."""
     path = Path(name)
+    if len(name) > MAX_PATH:
+        raise ConfigError(f"MODEL {name[:60]!r}... is no path and no name", f"known: {', '.join(model_names())}")
     if path.is_file():
         return path, path.parent
     if path.is_dir():

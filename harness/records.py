@@ -115,7 +115,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 def find_run(parent: Path, name: str) -> Path:
     """A run by its folder, its id, or a part of its id that no other run has."""
-    if (Path(name) / RECORD).is_file():
+    if len(name) < 250 and (Path(name) / RECORD).is_file():
         return Path(name)
     matches = [path for path in _run_folders(parent) if name in path.name]
     exact = [path for path in matches if path.name == name]

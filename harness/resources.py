@@ -9,6 +9,8 @@ from pathlib import Path
 
 from harness.errors import ConfigError, UnavailableError
 
+MAX_NAME = 200
+"""Longer names are refused by file systems with an error of their own."""
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -56,9 +58,9 @@ def config_names(kind: str, pattern: str = "*.yaml") -> list[str]:
 
 def find_config(kind: str, name: str, pattern: str = "{name}.yaml") -> Path:
     """The file of a known name; unknown names list the known ones."""
-    for folder in config_folders(kind):
+    for folder in config_folders(kind) if len(name) < MAX_NAME else ():
         path = folder / pattern.format(name=name)
         if path.is_file():
             return path
     known = ", ".join(config_names(kind, pattern.format(name="*")))
-    raise ConfigError(f"no {kind.removesuffix('s')} is called {name!r}", f"known: {known}; or give a path")
+    raise ConfigError(f"no {kind.removesuffix('s')} is called {name[:MAX_NAME]!r}", f"known: {known}; or give a path")

@@ -13,11 +13,11 @@ parameters x bits.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Literal
 
 from harness.errors import CheckpointError
-from harness.specs.layout import EMBEDDING, LM_HEAD, layer_linears
+from harness.specs.layout import EMBEDDING, LM_HEAD, layer_linears, model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import TensorMeta, dtype_bytes
@@ -43,7 +43,8 @@ def decode_traffic(
             "check that config.json and weights belong together",
         )
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
-    body = sum(tensor.num_bytes for tensor in tensors if _is_body(tensor, spec))
+    known = {tensor.name for tensor in model_tensors(spec)}
+    body = sum(tensor.num_bytes for tensor in tensors if _is_body(tensor, spec, known))
     kv_values = 2 * spec.num_layers * spec.kv_size
     return DecodeTraffic(
         tensors_source=tensors_source,
@@ -79,13 +80,12 @@ def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:
     return next((tensor for tensor in tensors if tensor.name == name), None)
 
 
-def _is_body(tensor: TensorMeta, spec: ModelSpec) -> bool:
+def _is_body(tensor: TensorMeta, spec: ModelSpec, known: Set[str]) -> bool:
     """Whether a step reads this tensor as part of the layers or the final norm."""
     prefix = spec.tensor_prefix
     if tensor.name in (prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
         return False
-    layer = re.match(re.escape(prefix) + r"layers\.(\d+)\.", tensor.name)
-    if tensor.name == prefix + "norm.weight" or (layer and int(layer[1]) < spec.num_layers):
+    if tensor.name in known:
         return True
     raise CheckpointError(
         f"tensor {tensor.name!r} belongs to no part of a {spec.model_type} with {spec.num_layers} layers",

@@ -34,7 +34,8 @@ class Measured:
     working_set_bytes: float
     """What one step reads."""
     cache_bytes: int | None
-    mean_floor_s: float | None
+    probe_buffer_bytes: int | None
+    """What the readings read."""
     evidence: Evidence | None
     cpu_wait_frac: float | None = None
     """Share of the time that other processes kept our threads from their cores."""
@@ -77,6 +78,12 @@ def _refusal(m: Measured) -> Verdict | None:
             f" {num_bytes(m.cache_bytes)}, so memory bandwidth is no wall here (utilization reads {m.util_frac:.3f})",
             "take a model larger than the cache; the step times themselves stand",
         )
+    if m.cache_bytes is not None and m.probe_buffer_bytes is not None and m.probe_buffer_bytes < m.cache_bytes:
+        return _invalid(
+            f"the probe's buffer, {num_bytes(m.probe_buffer_bytes)}, fits in the last-level cache of"
+            f" {num_bytes(m.cache_bytes)}: it read no memory",
+            "raise probe.buffer_bytes to four caches, or free memory",
+        )
     if m.util_frac > 1 + m.roof_uncertainty_frac:
         return _invalid(
             f"utilization {m.util_frac:.3f} is above 1 + {m.roof_uncertainty_frac:.3f}: faster than memory can be read",
@@ -107,14 +114,15 @@ def _invalid(reason: str, next_step: str) -> Verdict:
 def find_cause(m: Measured) -> tuple[str, str]:
     """(cause, how much it explains): the part of the step that loses at least half of all lost time.
 
-    A kind of launch loses its time minus the floor of the bytes it reads; time outside kernels is lost whole.
+    All within the instrumented pass: its own steps, and the bytes that they read at their own context. A kind of
+    launch loses its time minus the floor of the bytes it reads; time outside kernels is lost whole.
     """
     e = m.evidence
-    if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None or m.mean_floor_s is None:
+    if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None:
         return "unknown", ""
     losses = {f"{part.name}-path": part.step_s - part.read_bytes / m.roof_read_bytes_per_s for part in e.classes}
     losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
-    lost_s = e.step_s - m.mean_floor_s
+    lost_s = e.step_s - sum(part.read_bytes for part in e.classes) / m.roof_read_bytes_per_s
     cause = max(losses, key=lambda name: losses[name])
     if lost_s <= 0 or losses[cause] < MIN_CAUSE_SHARE_FRAC * lost_s:
         return "unknown", "; no single part of the step explains half of the loss"

@@ -93,6 +93,10 @@ def test_a_bad_override_is_named_as_such(path: Path) -> None:
     assert "key=value" in refused(path, GOOD, "workload.repeats")
     assert "key=value" in refused(path, GOOD, "workload..repeats=1")
     assert "holds a value" in refused(path, GOOD, "name.first=x")
+    assert "not valid YAML" in refused(path, GOOD, "workload.repeats=2001-13-45")
+    assert "--set gate.min_util_frac=-1" in refused(path, GOOD, "gate.min_util_frac=-1")
+    assert "--set a.b.c=3" in refused(path, GOOD, "a.b.c=3")
+    assert "--set engine.thread=3" in refused(path, GOOD, "engine.thread=3")
 
 
 @pytest.mark.parametrize(

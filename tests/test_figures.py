@@ -130,11 +130,13 @@ def test_a_slower_kernel_does_not_lower_the_roof() -> None:
 
 
 def test_waiting_threads_and_stolen_cpus_add_up() -> None:
-    def waited(repeat: int, queued_s: float | None, stolen_s: float | None) -> ContentionEvent:
-        return ContentionEvent(repeat=repeat, wall_s=10.0, wait=CpuWait(queued_s=queued_s, stolen_s=stolen_s))
+    def waited(queued_s: float | None, others_s: float | None, stolen_s: float | None) -> ContentionEvent:
+        wait = CpuWait(queued_s=queued_s, others_s=others_s, stolen_s=stolen_s)
+        return ContentionEvent(repeat=0, wall_s=10.0, wait=wait)
 
-    assert cpu_wait_frac([waited(0, 1.0, 0.5), waited(1, 0.0, None)]) == pytest.approx(1.5 / 20)
-    assert cpu_wait_frac([waited(0, None, 1.0)]) is None
+    assert cpu_wait_frac([waited(1.0, 4.0, 0.5), waited(0.0, 0.0, None)]) == pytest.approx(1.5 / 20)
+    assert cpu_wait_frac([waited(3.0, 0.0, 0.0)]) == 0.0, "our own threads waited for each other"
+    assert cpu_wait_frac([waited(None, 1.0, 1.0)]) is None
     assert cpu_wait_frac([]) is None
 
 

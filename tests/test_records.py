@@ -123,6 +123,18 @@ def test_samples_hold_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert record.environment.variables["OMP_NUM_THREADS"] == "2"
 
 
+def test_damaged_samples_do_not_replace_a_good_record(tmp_path: Path) -> None:
+    folder, record = made(tmp_path)
+    lines = (folder / SAMPLES).read_bytes().splitlines(keepends=True)
+    (folder / SAMPLES).write_bytes(b"".join(lines[: len(lines) // 2]))
+    with pytest.raises(ConfigError, match="whole repeats"):
+        recompute_run(folder)
+    (folder / SAMPLES).write_bytes(b"".join(line for line in lines if b'"send"' not in line))
+    with pytest.raises(ConfigError, match="before its send"):
+        recompute_run(folder)
+    assert load_record(folder) == record
+
+
 def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
     assert list(list_runs(tmp_path / "absent")) == []
 

@@ -113,7 +113,15 @@ def test_packed_types_count_as_they_lie_in_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["model.layers.7.mlp.up_proj.weight", "visual.patch_embed.weight", "model.norm.bias", "mtp.fc.weight"]
+    "name",
+    [
+        "model.layers.7.mlp.up_proj.weight",
+        "visual.patch_embed.weight",
+        "model.norm.bias",
+        "mtp.fc.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.mlp.experts.0.up_proj.weight",
+    ],
 )
 def test_a_tensor_of_no_known_part_is_refused_by_name(name: str) -> None:
     tensors = [*model_tensors(spec()), TensorMeta(name=name, dtype="BF16", shape=(2, 2))]

@@ -116,7 +116,8 @@ def test_at_the_wall_the_wall_is_the_cause(tmp_path: Path) -> None:
 def measured(**changes: Any) -> Measured:
     base = {
         "util_frac": 0.5, "interval_frac": (0.49, 0.51), "roof_read_bytes_per_s": 1e9, "roof_uncertainty_frac": 0.03,
-        "num_decode_steps": 100, "working_set_bytes": 1e9, "cache_bytes": 1000, "mean_floor_s": 1.0, "evidence": None,
+        "num_decode_steps": 100, "working_set_bytes": 1e9, "cache_bytes": 1000, "probe_buffer_bytes": 4000,
+        "evidence": None,
     }  # fmt: skip
     return Measured(**(base | changes))
 
@@ -137,3 +138,22 @@ def test_a_loss_spread_evenly_has_no_single_cause() -> None:
     cause, why = find_cause(measured(evidence=Evidence(num_steps=9, step_s=2.0, outside_kernels_s=0.1, classes=parts)))
     assert cause == "unknown"
     assert "no single part" in why
+
+
+def test_a_cause_is_found_within_the_instrumented_pass_alone() -> None:
+    """At its own context: linears read 1 GB at 0.85 of the roof, the cache 100 MB at 0.3, whatever the run's mean."""
+    parts = (
+        LaunchClass(name="linear", step_s=1.0 / 0.85, read_bytes=10**9),
+        LaunchClass(name="attention", step_s=0.1 / 0.3, read_bytes=10**8),
+    )
+    step_s = sum(part.step_s for part in parts)
+    cause, _ = find_cause(
+        measured(evidence=Evidence(num_steps=16, step_s=step_s, outside_kernels_s=0.0, classes=parts))
+    )
+    assert cause == "attention-path", "0.233 s of 0.410 s lost"
+
+
+def test_a_probe_that_read_a_cache_is_invalid() -> None:
+    found = judge(measured(probe_buffer_bytes=999))
+    assert found.verdict == "invalid"
+    assert "read no memory" in found.reason

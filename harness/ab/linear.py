@@ -7,6 +7,7 @@ read again only after all of the arena was, so no cache serves it, as none does 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import itertools
 import time
 from collections import defaultdict
@@ -23,8 +24,9 @@ from harness.backends.base import Executor, Launch, LinearBackend
 from harness.backends.check import exact_product, first_fault
 from harness.backends.registry import linear_backends
 from harness.cpu_pool import CpuPool, physical_cores
-from harness.devices.cpu import detect_cpu
+from harness.devices.cpu import available_memory_bytes, detect_cpu
 from harness.environment import read_environment
+from harness.errors import UnavailableError
 from harness.exclusive import measuring
 from harness.figures import reading_rate
 from harness.models import resolve_model
@@ -58,6 +60,8 @@ class Side:
 def run_ab_linear(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbRecord]:
     """Measure, and leave a record. Raises ConfigError for unknown names."""
     model = resolve_model(config.model)
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError("ab linear needs torch", "pip install torch, as `make install` does")
     for name in {*config.backends, config.baseline}:
         linear_backends.get(name)
     device = detect_cpu()
@@ -109,6 +113,11 @@ def _arena(shapes: list[ModelShape], dtype: str, executor: Executor, seed: int) 
     kind = TORCH_DTYPES[dtype]
     largest = max(shape.n * shape.k for shape in shapes) * kind.itemsize
     num_bytes = max(ROTATION_CACHES * cache, MIN_ROTATION_BYTES, 2 * largest)
+    available = available_memory_bytes()
+    if available is not None and num_bytes > available:
+        raise UnavailableError(
+            f"the weights rotate through {num_bytes:,} B, {available:,} B are free", "take a smaller model"
+        )
     arena = empty((num_bytes // kind.itemsize,), kind, torch.device("cpu"))
     return arena.normal_(0, 1 / 32, generator=torch.Generator().manual_seed(seed))
 

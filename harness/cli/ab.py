@@ -10,6 +10,8 @@ from harness.cli.options import Format, FormatOption, RunsDirOption, tell
 if TYPE_CHECKING:
     from harness.specs.ab import AbRow
 
+MAX_BATCH = 4096
+
 app = typer.Typer(help="Compare implementations, interleaved and checked.", no_args_is_help=True)
 
 
@@ -24,7 +26,7 @@ def linear(
     batch: Annotated[str, typer.Option("--batch", help="Rows of x, with commas: 1,2,4.")] = "1",
     backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this one (repeatable) [all].")] = None,
     baseline: Annotated[str, typer.Option("--baseline", help="What ratios are taken to.")] = "torch",
-    blocks: Annotated[int, typer.Option("--blocks", min=2, help="Interleaved rounds.")] = 12,
+    blocks: Annotated[int, typer.Option("--blocks", min=8, help="Interleaved rounds.")] = 12,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -35,8 +37,10 @@ def linear(
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
 
-    if not all(part.strip().isdigit() and int(part) for part in batch.split(",")):
-        raise ConfigError(f"--batch {batch}: not whole numbers of at least 1", "write for example --batch 1,2,4")
+    if not all(part.strip().isdecimal() and 0 < int(part) <= MAX_BATCH for part in batch.split(",")):
+        raise ConfigError(
+            f"--batch {batch}: not whole numbers from 1 to {MAX_BATCH}", "write for example --batch 1,2,4"
+        )
     config = AbConfig(
         model=model,
         batches=tuple(map(int, batch.split(","))),

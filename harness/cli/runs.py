@@ -49,12 +49,14 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
 
     folder = find_run(resolve(runs_dir), run)
     record = load_record(folder)
-    if not isinstance(record, RunRecord):
-        show_rows(ab_table(record.rows) if format is Format.table else [record.model_dump(mode="json")], format)
-        return
     lines: list[tuple[str, str]] = [("status", record.status)]
     if record.failure is not None:
         lines += [("failure", record.failure.what), ("mend", record.failure.mend)]
+    if not isinstance(record, RunRecord):
+        show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
+        if format is Format.table and record.rows:
+            show_rows(ab_table(record.rows), format)
+        return
     if record.analysis is not None:
         lines += analysis_lines(record.analysis)
     show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)

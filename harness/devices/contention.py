@@ -6,25 +6,31 @@ reads too low although memory, model and kernels are the same.
 """
 
 import os
+import time
 from pathlib import Path
 
 from harness.specs.event import CpuWait
 
 _TASKS = Path("/proc/self/task")
+_CPUS = Path("/proc/stat")
 
 
 def cpu_wait_s() -> CpuWait:
-    """Seconds so far that threads of this process stood in a run queue, and that the hypervisor gave to others.
+    """Seconds so far that our threads stood in a run queue, that our CPUs ran others, and that they were stolen.
 
     Differences of two calls count; a source that the kernel does not offer is null.
     """
-    return CpuWait(queued_s=_queued_s(), stolen_s=_stolen_s())
+    busy_s, stolen_s = _busy_and_stolen_s()
+    others_s = None if busy_s is None else max(0.0, busy_s - time.process_time())
+    return CpuWait(queued_s=_queued_s(), others_s=others_s, stolen_s=stolen_s)
 
 
 def waited_between(before: CpuWait, after: CpuWait) -> CpuWait:
     """The waits of an interval. Threads that ended in it take theirs along, so a sum that shrank counts as 0."""
     return CpuWait(
-        queued_s=_difference(before.queued_s, after.queued_s), stolen_s=_difference(before.stolen_s, after.stolen_s)
+        queued_s=_difference(before.queued_s, after.queued_s),
+        others_s=_difference(before.others_s, after.others_s),
+        stolen_s=_difference(before.stolen_s, after.stolen_s),
     )
 
 
@@ -41,10 +47,16 @@ def _queued_s() -> float | None:
     return sum(int(text.split()[1]) for text in texts) / 1e9
 
 
-def _stolen_s() -> float | None:
-    """`steal`, the eighth figure of /proc/stat's first line: clock ticks, summed over all CPUs."""
+def _busy_and_stolen_s() -> tuple[float | None, float | None]:
+    """Of the CPUs that we may use, from /proc/stat: cpuN user nice system idle iowait irq softirq steal, in ticks."""
     try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        lines = [line.split() for line in _CPUS.read_text().splitlines()]
     except OSError:
-        return None
-    return int(fields[8]) / os.sysconf("SC_CLK_TCK") if len(fields) > 8 else None
+        return None, None
+    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = [[int(field) for field in line[1:9]] for line in lines if line and line[0] in ours and len(line) > 8]
+    if not ticks:
+        return None, None
+    tick_s = 1 / os.sysconf("SC_CLK_TCK")
+    busy = sum(user + nice + system + irq + soft for user, nice, system, _, _, irq, soft, _ in ticks)
+    return busy * tick_s, sum(cpu[7] for cpu in ticks) * tick_s

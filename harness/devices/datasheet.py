@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness.config_io import load_yaml_model
 from harness.errors import ConfigError
-from harness.resources import find_config
+from harness.resources import MAX_NAME, find_config
 from harness.specs.device import DeviceInfo, DeviceSpec
 
 
@@ -48,6 +48,8 @@ def load_device_spec(name_or_path: str) -> DeviceSpec:
 
     Raises ConfigError: unknown names list the known ones, and a file says by its name what it describes.
     """
+    if len(name_or_path) > MAX_NAME:
+        raise ConfigError(f"device {name_or_path[:60]!r}... is no path and no name", "see `harness devices`")
     given_as_path = name_or_path.endswith((".yaml", ".yml")) or len(Path(name_or_path).parts) > 1
     path = Path(name_or_path) if given_as_path else find_config("devices", name_or_path)
     spec = load_yaml_model(path, DeviceSpec)

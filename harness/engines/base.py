@@ -19,6 +19,9 @@ from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.run import RunConfig
 
+EXPLAIN_STEPS = 16
+"""Decode steps of the instrumented pass."""
+
 
 @dataclass(frozen=True)
 class Request:

@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from harness.engines.base import Rig
+from harness.errors import UnavailableError
 from harness.models import ResolvedModel
 from harness.specs.run import RunConfig
 
@@ -16,5 +17,12 @@ _RIGS = {
 def open_rig(config: RunConfig, model: ResolvedModel) -> Rig:
     """The machine side of a run: device, probe and engine of the configured kind."""
     module, _, name = _RIGS[config.engine.kind].partition(":")
-    rig: Rig = getattr(import_module(module), name)(config, model)
-    return rig
+    try:
+        kind: type[Rig] = getattr(import_module(module), name)
+    except ModuleNotFoundError as fault:
+        if fault.name != "torch":
+            raise
+        raise UnavailableError(
+            f"the {config.engine.kind} engine needs torch", "pip install torch, as `make install` does"
+        ) from None
+    return kind(config, model)

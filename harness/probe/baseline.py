@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,8 @@ def first_read_bytes_per_s(device: DeviceInfo, num_threads: int, read_bytes_per_
 def _load(path: Path) -> float:
     try:
         stored = float(json.loads(path.read_text())["read_bytes_per_s"])
+        if not 0 < stored < math.inf:
+            raise ValueError(f"{stored} bytes per second")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} holds no baseline: {error!r}", "remove it; the next survey writes a new one"

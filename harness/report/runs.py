@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from harness.analysis import analyse
 from harness.bench import run_facts
 from harness.errors import ConfigError
@@ -64,6 +66,16 @@ def recompute_run(folder: Path) -> Analysis:
     record = load_bench(folder)
     if record.status == "running":
         raise ConfigError(f"{folder.name} is still being measured", "wait until it ends")
-    requests, analysis = analyse(run_facts(record), load_events(folder))
+    try:
+        requests, analysis = analyse(run_facts(record), load_events(folder))
+    except ValidationError as fault:
+        error = fault.errors()[0]
+        place = ".".join(map(str, error["loc"]))
+        raise ConfigError(f"{folder.name}: {place}: {error['msg']}", "its samples are damaged") from None
+    if len(requests) < len(record.requests):
+        raise ConfigError(
+            f"{folder.name}: {len(requests)} whole repeats in its samples, {len(record.requests)} in its record",
+            "the samples lost some; the record is kept as it is",
+        )
     write_record(folder, record.model_copy(update={"requests": requests, "analysis": analysis}))
     return analysis

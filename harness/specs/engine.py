@@ -68,6 +68,4 @@ class EngineReport(Frozen):
     load_s: NonNegativeFloat | None = None
     prepare_s: NonNegativeFloat | None = None
     """Backends' one-time preparation of the weights."""
-    prepare_bytes: NonNegativeInt | None = None
-    """Memory that preparation added to the weights as loaded."""
     notes: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """What a run's surroundings were: everything that could explain a figure which does not come back."""
 
-from pydantic import NonNegativeFloat, PositiveInt
+from pydantic import NonNegativeFloat, NonNegativeInt
 
 from harness.specs.base import Frozen
 
@@ -29,7 +29,7 @@ class Environment(Frozen):
     transparent_huge_pages: str | None
     affinity: tuple[int, ...]
     """Logical CPUs that this process may use."""
-    available_memory_bytes: PositiveInt | None
+    available_memory_bytes: NonNegativeInt | None
     container: str | None
     """docker, podman, kubernetes, ...: as far as it shows."""
     variables: dict[str, str]

@@ -63,8 +63,10 @@ class CpuWait(Frozen):
 
     queued_s: NonNegativeFloat | None
     """Summed over our threads: ready to run, and not running."""
+    others_s: NonNegativeFloat | None
+    """Summed over the CPUs that we may use: running what is not ours."""
     stolen_s: NonNegativeFloat | None
-    """Summed over the machine's CPUs: given to other virtual machines."""
+    """Summed over the CPUs that we may use: given to other virtual machines."""
 
 
 class ContentionEvent(Frozen):

@@ -13,6 +13,7 @@ from harness.specs.tensor import CONFIG_DTYPES
 
 # Query, key and value have biases in Qwen2 whatever its config says; the others have an `attention_bias` for all four.
 _FAMILIES = ("llama", "qwen2", "qwen3")
+MAX_NUMBER = 1e30
 MAX_LAYERS = 10_000
 """Each layer's tensors are listed one by one: a hostile count must not take the memory."""
 _REQUIRED_COUNTS = {
@@ -87,9 +88,9 @@ def _refuse_unmodelled(text: Mapping[str, Any], family: str, source: str) -> Non
         raise ConfigError(f"{source}: hidden_act is {act!r}", "only silu (a gated MLP) is modelled")
     if _flag(text, "use_sliding_window", False, source):
         raise ConfigError(f"{source}: use_sliding_window is true", "sliding windows are not modelled in this version")
-    kinds = set(text.get("layer_types") or ())
-    if kinds - {"full_attention"}:
-        raise ConfigError(f"{source}: layer_types holds {sorted(kinds)}", "only full_attention layers are modelled")
+    kinds = text.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise ConfigError(f"{source}: layer_types is {str(kinds)[:200]}", "only full_attention layers are modelled")
     if text.get("quantization_config") is not None:
         raise ConfigError(
             f"{source}: quantization_config is set", "quantized checkpoints are not modelled in this version"
@@ -108,9 +109,9 @@ def _count(text: Mapping[str, Any], key: str, source: str) -> int:
 
 def _number(text: Mapping[str, Any], key: str, source: str) -> float:
     value = text.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < MAX_NUMBER:
         found = "is missing" if value is None else f"is {value!r}"
-        raise ConfigError(f"{source}: {key} {found}", "it must be a number above 0")
+        raise ConfigError(f"{source}: {key} {found[:200]}", "it must be a finite number above 0")
     return float(value)
 
 
@@ -155,7 +156,10 @@ def _even(head_dim: int, source: str) -> int:
 
 def _rope(text: Mapping[str, Any], source: str) -> tuple[float, dict[str, Any] | None]:
     """transformers 5 writes rope_parameters, older versions rope_theta and rope_scaling."""
-    parameters = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{source}: rope_parameters (rope_scaling) is {str(given)[:200]}", "it must be an object")
+    parameters = dict(given)
     theta = parameters.pop("rope_theta", text.get("rope_theta", 10000.0))
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     return _number({"rope_theta": theta}, "rope_theta", source), None if kind == "default" else parameters
@@ -163,7 +167,7 @@ def _rope(text: Mapping[str, Any], source: str) -> tuple[float, dict[str, Any] |
 
 def _dtype(text: Mapping[str, Any], source: str) -> str:
     name = text.get("dtype", text.get("torch_dtype"))
-    if name not in CONFIG_DTYPES:
+    if not isinstance(name, str) or name not in CONFIG_DTYPES:
         found = "is missing" if name is None else f"is {name!r}"
         raise ConfigError(f"{source}: dtype (torch_dtype) {found}", f"allowed: {', '.join(CONFIG_DTYPES)}")
     return CONFIG_DTYPES[name]

@@ -108,7 +108,7 @@ class Analysis(Frozen):
     roof_read_bytes_per_s: PositiveFloat | None
     roof_source: str | None
     probe_read_bytes_per_s: PositiveFloat | None
-    """Median of the bracketing readings."""
+    """Median over repeats of the mean of a repeat's two readings."""
     probe_drift_frac: float | None
     """Last reading over first, minus one."""
     roof_uncertainty_frac: PositiveFloat | None

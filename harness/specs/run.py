@@ -18,7 +18,7 @@ class Workload(Frozen):
     """Exactly so many with fixed-length, at most so many with natural-stop."""
     mode: Literal["fixed-length", "natural-stop"] = "fixed-length"
     """fixed-length ignores the end token; natural-stop ends where the model does."""
-    repeats: Count = 5
+    repeats: Annotated[Count, Field(le=1000)] = 5
     warmup_tokens: Count = 16
     """Output tokens of the warm-up request, whose prompt no repeat uses."""
     seed: NonNegativeInt = 0

@@ -211,3 +211,59 @@ def test_without_a_compiler_torch_does_all_and_the_record_says_so(
     assert any("cpu-gemv can't" in warning for warning in record.analysis.warnings)
     with pytest.raises(UnavailableError, match="elementwise is cpu"):
         run(model, tmp_path, {"elementwise": "cpu"})
+
+
+@pytest.mark.parametrize("elementwise", ["cpu", "torch"])
+@pytest.mark.parametrize("output_tokens", [1, 2, 16])
+def test_short_answers_stay_within_their_cache(
+    model: Path, tmp_path: Path, output_tokens: int, elementwise: str
+) -> None:
+    """The instrumented pass takes more steps than such an answer: it once wrote past the cache."""
+    _, record, _ = run(model, tmp_path, {"elementwise": elementwise}, output_tokens=output_tokens, warmup_tokens=1)
+    assert record.analysis is not None
+    assert record.analysis.verdict == "invalid"
+    assert record.analysis.tpot_s is None if output_tokens == 1 else record.analysis.tpot_s
+
+
+def test_bytes_are_those_of_the_type_that_the_engine_holds(model: Path, tmp_path: Path) -> None:
+    """A float32 checkpoint under a bfloat16 config: every weight is converted as it loads."""
+    from safetensors.torch import save_file
+
+    from harness.models import resolve_model
+    from harness.specs.layout import model_tensors
+
+    tensors = model_tensors(resolve_model(str(model)).spec)
+    save_file({meta.name: torch.randn(meta.shape) for meta in tensors}, model.parent / "model.safetensors")
+    _, record, _ = run(model.parent, tmp_path, {"weights": "checkpoint"})
+    assert record.traffic is not None
+    assert record.analysis is not None
+    assert record.traffic.weight_read_bytes == sum(meta.num_bytes for meta in tensors)
+    assert not any("backends declare" in warning for warning in record.analysis.warnings)
+
+
+def test_attention_runs_on_the_threads_that_the_linears_run_on(model: Path, tmp_path: Path) -> None:
+    _, record, _ = run(model, tmp_path, {"linear": "torch"})
+    assert record.engine is not None
+    assert {op.backend for op in record.engine.ops if op.op == "attention"} == {"torch-sdpa"}
+
+
+def test_a_rope_scaling_that_is_not_known_is_refused_before_anything_is_measured(model: Path, tmp_path: Path) -> None:
+    for scaling in ({"rope_type": "yarn"}, {"rope_type": "linear"}, {"rope_type": "linear", "factor": "x"}):
+        model.write_text(json.dumps(HF | {"rope_scaling": scaling}))
+        with pytest.raises(ConfigError, match="rope_scaling"):
+            run(model, tmp_path)
+    assert not list(tmp_path.glob("*-tiny-*"))
+
+
+def test_a_damaged_tokenizer_is_named(model: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from harness.models import resolve_model
+    from harness.specs.layout import model_tensors
+
+    pytest.importorskip("tokenizers")
+    tensors = model_tensors(resolve_model(str(model)).spec)
+    save_file({meta.name: torch.zeros(meta.shape) for meta in tensors}, model.parent / "model.safetensors")
+    (model.parent / "tokenizer.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer"):
+        run(model.parent, tmp_path, {"weights": "checkpoint"})

@@ -24,6 +24,7 @@ class CpuGemv(LinearBackend):
     """C++ kernel that reads the weight once, as fast as memory gives it, for up to 8 rows."""
 
     contest_legal = True
+    uses_pool = True
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

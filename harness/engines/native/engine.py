@@ -86,6 +86,7 @@ class NativeDecoding:
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Prefill, then a step a token. Greedy; without ignore_eos it ends with the model's end token."""
         ids = self._ids(request)
+        self._check_fits(len(ids) + request.max_output_tokens)
         text = _TextStream(self._tokenizer)
         stop = () if request.ignore_eos else self._model.spec.eos_token_ids
         with self._undisturbed():
@@ -97,6 +98,14 @@ class NativeDecoding:
                 yield Chunk(time.perf_counter(), (token,), text.piece(token))
                 if token in stop:
                     return
+
+    def _check_fits(self, num_places: int) -> None:
+        """A kernel writes where the context says: past the cache is somebody else's memory."""
+        if num_places > self._decoder.max_context:
+            raise ConfigError(
+                f"a request of {num_places} positions, the cache has {self._decoder.max_context}",
+                "ask for no more than the run's workload says",
+            )
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
@@ -151,9 +160,11 @@ class NativeDecoding:
         launches = self._decoder.step(1).launches
         spent_s: dict[str, float] = defaultdict(float)
         clock = time.perf_counter
+        # In the middle of the answer: what the cache costs a step is then what it cost the run on average.
+        context = min(len(ids) + request.max_output_tokens // 2, self._decoder.max_context - num_steps)
         with self._undisturbed():
             self._decoder.prefill(ids)
-            self._decode()
+            self._decoder.context.fill_(context)
             began = clock()
             for _ in range(num_steps):
                 for bound in launches:
@@ -161,7 +172,7 @@ class NativeDecoding:
                     bound.run()
                     spent_s[bound.kind] += clock() - started
             total_s = clock() - began
-        context = len(ids) + num_steps // 2
+        context += num_steps // 2
         classes = tuple(
             LaunchClass(
                 name=kind,

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from harness.backends.base import AttentionBackend, Executor, Launch, LinearBackend
-from harness.backends.registry import Choice, choose_attention, choose_linear
+from harness.backends.registry import AUTO, Choice, choose_attention, choose_linear, linear_backends
 from harness.engines.native.weights import Linear
 from harness.specs.engine import OpChoice
 from harness.specs.problem import AttentionProblem, LinearProblem
@@ -75,6 +75,8 @@ class OpTable:
             m=m, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_context=max_context, dtype=self.dtype
         )
         wanted = self.config.attention if phase == "decode" else self.config.prefill_attention
+        if wanted == AUTO and phase == "decode" and not self._linears_use_pool():
+            wanted = "torch-sdpa"  # two kinds of threads on the same cores would take turns spinning
         choice = choose_attention(wanted, problem, self.executor.device)
         backend: AttentionBackend = self._instance("attention", choice)
         shape = f"{heads}/{kv_heads} heads x {head_dim}"
@@ -88,6 +90,11 @@ class OpTable:
             choice.model_copy(update={"layers": ranges(layers), "num_calls": len(layers)})
             for choice, layers in self._chosen.items()
         )
+
+    def _linears_use_pool(self) -> bool:
+        """Whether the decode step's products run on our pool and not on torch's threads."""
+        names = {row.backend for row in self._chosen if row.op == "linear" and row.phase == "decode"}
+        return all(getattr(linear_backends.get(name), "uses_pool", False) for name in names)
 
     def _instance(self, op: str, choice: Choice) -> Any:
         key = (op, choice.backend.name)

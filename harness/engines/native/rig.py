@@ -10,12 +10,15 @@ import torch
 from harness.backends.base import Executor
 from harness.cpu_pool import CpuPool, physical_cores
 from harness.devices.cpu import available_memory_bytes, detect_cpu
+from harness.engines.base import EXPLAIN_STEPS
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.elementwise import choose_elementwise
 from harness.engines.native.engine import NativeDecoding
 from harness.engines.native.ops import OpTable
+from harness.engines.native.rope import rope_table
 from harness.engines.native.weights import load_weights, synthetic_weights
 from harness.errors import ConfigError, UnavailableError
+from harness.kernel_build import find_compiler
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.probe.cpu import open_cpu_probe
@@ -35,6 +38,9 @@ class NativeRig:
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the native rig takes `native`")
         self._config, self._engine_config, self._model = config, config.engine, model
         self._torch_device = _torch_device(config.engine.device)
+        rope_table(
+            model.spec, 1, torch.device("cpu")
+        )  # refuses a scaling it does not know, before anything is measured
         self._pool: CpuPool | None = None
         if self._torch_device.type == "cpu":
             self.device = detect_cpu()
@@ -69,7 +75,7 @@ class NativeRig:
         return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)
 
     def _max_context(self) -> int:
-        """Places in the cache: the longest prompt and its answer."""
+        """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""
         work, tokenizer = self._config.workload, self._tokenizer()
         if work.prompts is None:
             prompt = work.input_tokens or 1
@@ -80,7 +86,7 @@ class NativeRig:
             )
         else:
             prompt = max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in work.prompts)
-        return prompt + max(work.output_tokens, work.warmup_tokens)
+        return prompt + max(work.output_tokens, work.warmup_tokens, EXPLAIN_STEPS)
 
     def _check_memory(self, dtype: str, max_context: int) -> None:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
@@ -103,7 +109,10 @@ class NativeRig:
             from tokenizers import Tokenizer
         except ImportError:
             raise UnavailableError("the package tokenizers is not installed", "pip install tokenizers") from None
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        try:
+            return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as fault:  # the library raises nothing narrower
+            raise ConfigError(f"{folder / 'tokenizer.json'}: {fault}", "download the file again") from fault
 
     def close(self) -> None:
         if self._pool is not None:
@@ -132,6 +141,7 @@ def _open_pool(threads: int | None) -> CpuPool | None:
     warm = torch.ones(512, 512)
     warm @ warm
     try:
-        return CpuPool(cores[:threads])
+        find_compiler()
     except UnavailableError:
         return None
+    return CpuPool(cores[:threads])

@@ -25,16 +25,23 @@ def rope_table(spec: ModelSpec, num_positions: int, device: torch.device) -> tup
 def _scaled(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     kind = scaling.get("rope_type", scaling.get("type"))
     if kind == "linear":
-        return inverse / float(scaling["factor"])
+        return inverse / _number(scaling, "factor")
     if kind == "llama3":
         return _llama3(inverse, scaling)
     raise ConfigError(f"rope_scaling of type {kind!r} is not implemented", "known: linear, llama3")
 
 
+def _number(scaling: dict[str, Any], key: str) -> float:
+    value = scaling.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"rope_scaling: {key} is {value!r}", "it must be a finite number above 0")
+    return float(value)
+
+
 def _llama3(inverse: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
     """Llama 3.1: wavelengths beyond the trained context are stretched by `factor`, short ones stay, a ramp between."""
-    factor, low, high = (float(scaling[key]) for key in ("factor", "low_freq_factor", "high_freq_factor"))
-    trained = float(scaling["original_max_position_embeddings"])
+    factor, low, high = (_number(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+    trained = _number(scaling, "original_max_position_embeddings")
     wavelength = 2 * math.pi / inverse
     ramp = ((trained / wavelength - low) / (high - low)).clamp(0.0, 1.0)
     return inverse * (ramp + (1 - ramp) / factor)

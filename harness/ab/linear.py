@@ -73,11 +73,15 @@ def run_ab_linear(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path,
             status="running", config=config, environment=read_environment(), device=device,
         )  # fmt: skip
         folder.write(record)
-        keep = record
-        with end_recorded(lambda **fields: folder.write(keep.model_copy(update=fields))), measuring(tell):
-            record = _measure(config, model_shapes(model.spec), model.spec.dtype, executor, folder, record, tell)
-        folder.write(record)
-        return folder.path, record
+
+        def say(line: str) -> None:
+            folder.log(line)
+            tell(line)
+
+        with end_recorded(lambda **fields: folder.write(record.model_copy(update=fields))), measuring(say):
+            done = _measure(config, model_shapes(model.spec), model.spec.dtype, executor, folder, record, say)
+        folder.write(done)
+        return folder.path, done
 
 
 def _measure(
@@ -87,16 +91,16 @@ def _measure(
     executor: Executor,
     folder: RunFolder,
     record: AbRecord,
-    tell: Say,
+    say: Say,
 ) -> AbRecord:
     arena = _arena(shapes, dtype, executor, config.seed)
     probe = open_cpu_probe(ProbeConfig(reading_s=READING_S, survey_s=3.0), executor.pool, executor.device)
     with contextlib.closing(probe):
-        tell("probe: looking for the fastest verified reader")
+        say("probe: looking for the fastest verified reader")
         report = probe.survey(None)
         rows: list[AbRow] = []
         for m, shape in itertools.product(config.batches, shapes):
-            tell(f"{'/'.join(shape.roles)}: {m} x {shape.n} x {shape.k}")
+            say(f"{'/'.join(shape.roles)}: {m} x {shape.n} x {shape.k}")
             rows += _one_shape(config, shape, shape.problem(m, dtype), arena, executor, probe, folder)
     update = {"status": "done", "probe": report, "rotation_bytes": arena.nbytes, "rows": tuple(rows)}
     return record.model_copy(update=update)

@@ -17,7 +17,11 @@ def list_(runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -
     from harness.records import runs_dir as resolve
     from harness.report.runs import run_rows
 
-    rows = run_rows(resolve(runs_dir))
+    parent = resolve(runs_dir)
+    rows = run_rows(parent)
+    if not rows and format is Format.table:
+        typer.echo(f"no runs in {parent}", err=True)
+        return
     show([_readable(row) for row in rows] if format is Format.table else rows, format)
 
 

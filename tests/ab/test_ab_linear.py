@@ -125,6 +125,7 @@ def test_the_record_is_listed_and_shown(model: Path, tmp_path: Path) -> None:
     rows = json.loads(result.stdout)
     record = load_record(Path(rows[0]["record"]))
     assert (record.kind, record.status) == ("ab-linear", "done")
+    assert "lm_head" in (Path(rows[0]["record"]) / "log.txt").read_text()
     assert (Path(rows[0]["record"]) / "samples.jsonl").read_text().count('"ab-sample"') == 8 * len(rows)
     assert "ab-linear" in CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(runs)]).stdout
     shown = CliRunner().invoke(app, ["runs", "show", "ab-linear", "--runs-dir", str(runs)])

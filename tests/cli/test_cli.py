@@ -147,6 +147,13 @@ def test_runs_list_show_compare_recompute(config: Path) -> None:
     assert json_of("runs", "recompute", first)["util_frac"] == pytest.approx(0.8)
 
 
+def test_an_empty_place_says_so(config: Path) -> None:
+    result = harness("runs", "list")
+    assert result.stdout == ""
+    assert "no runs in" in result.stderr
+    assert json_of("runs", "list") == []
+
+
 def test_a_failed_run_is_recorded_with_its_reason(config: Path) -> None:
     harness("bench", config, "--set", "workload.output_tokens=100000", code=2)
     (row,) = json_of("runs", "list")

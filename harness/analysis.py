@@ -17,7 +17,7 @@ from harness.figures import (
 )
 from harness.roofline import frac
 from harness.specs.device import DeviceInfo
-from harness.specs.engine import EngineReport, Evidence
+from harness.specs.engine import EngineReport
 from harness.specs.event import Event
 from harness.specs.model import ModelSpec
 from harness.specs.probe import ProbeReport
@@ -51,13 +51,11 @@ class RunFacts:
 
 def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
     """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
-    repeats, roof, evidence = finished_repeats(events), find_roof(events), last_evidence(events)
+    repeats, roof = finished_repeats(events), find_roof(events)
     requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
-    row = (
-        _identity(facts, requests)
-        | _times(requests, repeats)
-        | _work(facts, repeats, roof, evidence, cpu_wait_frac(events))
-    )
+    work = _work(facts, repeats)
+    row = _identity(facts, requests) | _times(requests, repeats) | work
+    row |= _judgement(facts, repeats, roof, events, work["step_bytes"])
     row["warnings"] = tuple(_warnings(facts, requests, roof))
     return requests, Analysis.model_validate(row)
 
@@ -101,19 +99,36 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
     }
 
 
-def _work(
-    facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, evidence: Evidence | None, waited: float | None
-) -> dict[str, Any]:
-    """Bytes, FLOP, walls and the verdict that they lead to."""
-    traffic, device = facts.traffic, facts.device
+def _work(facts: RunFacts, repeats: Sequence[Repeat]) -> dict[str, Any]:
+    """Bytes and FLOP, and the rates at which they were done."""
+    traffic = facts.traffic
     contexts = [context for repeat in repeats for context in repeat.step_contexts()]
-    num_steps, decode_s = len(contexts), sum(repeat.decode_s for repeat in repeats)
-    step_bytes = frac(sum(map(traffic.step_bytes, contexts)), num_steps)
-    step_flop = frac(sum(map(traffic.step_flop, contexts)), num_steps)
-    step_s = frac(decode_s, num_steps)
-    util, interval, method = utilization(repeats, traffic, roof)
-    floor_s = None if util is None or step_s is None else util * step_s
+    step_bytes = frac(sum(map(traffic.step_bytes, contexts)), len(contexts))
+    step_flop = frac(sum(map(traffic.step_flop, contexts)), len(contexts))
+    step_s = _mean_step_s(repeats)
+    prompt = _whole(median([repeat.send.num_prompt_tokens for repeat in repeats]))
+    prefill = prefill_flop(facts.model, prompt) if prompt else None
+    ttft_s = median([repeat.chunks[0].time_s - repeat.send.time_s for repeat in repeats if repeat.chunks])
     peak = facts.probe.peak_flop_per_s.get(facts.engine.dtype) if facts.probe else None
+    return {
+        **traffic.model_dump(include=_TRAFFIC_KEYS),
+        "step_bytes": step_bytes,
+        "step_flop": step_flop,
+        "prefill_flop": prefill,
+        "datasheet_bytes_per_s": facts.datasheet_bytes_per_s,
+        "achieved_bytes_per_s": frac(step_bytes, step_s),
+        "mfu_frac": frac(frac(step_flop, step_s), peak),
+        "prefill_mfu_frac": frac(frac(prefill, ttft_s), peak),
+    }
+
+
+def _judgement(
+    facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, events: Sequence[Event], step_bytes: float | None
+) -> dict[str, Any]:
+    """Roof, utilization and the verdict that they lead to."""
+    evidence, waited = last_evidence(events), cpu_wait_frac(events)
+    util, interval, method = utilization(repeats, facts.traffic, roof)
+    step_s = _mean_step_s(repeats)
     verdict = judge(
         Measured(
             util_frac=util,
@@ -122,39 +137,33 @@ def _work(
             roof_uncertainty_frac=roof.uncertainty_frac,
             num_decode_steps=min((repeat.num_decode_steps for repeat in repeats), default=0),
             working_set_bytes=step_bytes or 0.0,
-            cache_bytes=device.last_level_cache_bytes,
+            cache_bytes=facts.device.last_level_cache_bytes,
             probe_buffer_bytes=facts.probe.reading_buffer_bytes if facts.probe else None,
             evidence=evidence,
             cpu_wait_frac=waited,
             fault=_fault(facts.config, repeats),
         )
     )
-    prompt = _whole(median([repeat.send.num_prompt_tokens for repeat in repeats]))
-    prefill = prefill_flop(facts.model, prompt) if prompt else None
-    ttft_s = median([repeat.chunks[0].time_s - repeat.send.time_s for repeat in repeats if repeat.chunks])
     return {
         **verdict.model_dump(),
         "util_frac": util,
         "util_interval_frac": interval,
         "util_interval_method": method,
-        **traffic.model_dump(include=_TRAFFIC_KEYS),
-        "step_bytes": step_bytes,
-        "step_flop": step_flop,
-        "prefill_flop": prefill,
-        "floor_s": floor_s,
+        "floor_s": None if util is None or step_s is None else util * step_s,
         "roof_read_bytes_per_s": roof.read_bytes_per_s,
         "roof_source": roof.source,
         "probe_read_bytes_per_s": roof.probe_read_bytes_per_s,
         "probe_drift_frac": roof.drift_frac,
         "roof_uncertainty_frac": roof.uncertainty_frac,
-        "datasheet_bytes_per_s": facts.datasheet_bytes_per_s,
-        "achieved_bytes_per_s": frac(step_bytes, step_s),
-        "mfu_frac": frac(frac(step_flop, step_s), peak),
-        "prefill_mfu_frac": frac(frac(prefill, ttft_s), peak),
         "outside_kernels_frac": frac(evidence.outside_kernels_s, evidence.step_s) if evidence else None,
         "cpu_wait_frac": waited,
         "timeline_gaps_s": evidence.timeline_gaps_s if evidence else None,
     }
+
+
+def _mean_step_s(repeats: Sequence[Repeat]) -> float | None:
+    """Over all decode steps of the run."""
+    return frac(sum(repeat.decode_s for repeat in repeats), sum(repeat.num_decode_steps for repeat in repeats))
 
 
 _TRAFFIC_KEYS = {

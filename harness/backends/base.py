@@ -60,6 +60,9 @@ class LinearBackend(Protocol):
     """Set by the registry's decorator."""
     contest_legal: ClassVar[bool]
     """Leaves weights as loaded: no re-layout, no conversion, no shadow copy."""
+    uses_pool: ClassVar[bool] = False
+    """Runs on the executor's pool and not on torch's threads; may be left out. Decode attention chosen by `auto`
+    follows: two kinds of threads on the same cores take turns spinning."""
 
     def __init__(self, executor: Executor) -> None: ...
 

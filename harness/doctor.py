@@ -58,7 +58,10 @@ def _compiler() -> Finding:
 def _package(name: str, mend: str) -> Finding:
     if importlib.util.find_spec(name) is None:
         return Finding(name, "not installed", False, mend)
-    return Finding(name, metadata.version(name), True)
+    try:
+        return Finding(name, metadata.version(name), True)
+    except metadata.PackageNotFoundError:  # a folder on the path, such as a vendor's build, need not be a distribution
+        return Finding(name, "installed, version not known", True)
 
 
 def _gpu() -> Finding:

@@ -5,6 +5,7 @@ Definitions (n output tokens; t0 request sent, t1..tn token arrivals; docs/defin
   utilization = sum over decode steps of floor_s(context) / sum of their measured times
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,8 @@ from harness.specs.event import (
 from harness.specs.probe import ProbeReading
 from harness.specs.record import RequestFigures
 from harness.specs.step import DecodeTraffic
-from harness.stats import mean_interval, median
+from harness.stats import mean_interval, median, median_interval
+from harness.units import percent
 
 MIN_ROOF_UNCERTAINTY_FRAC = 0.03
 
@@ -94,6 +96,8 @@ class Roof:
     uncertainty_frac: float
     drift_frac: float | None
     source: str | None
+    kernel_half_width: float = 0.0
+    """Where a kernel raised the roof: half the 95 % interval of its ratio to the probe, in logarithms."""
 
     @property
     def read_bytes_per_s(self) -> float | None:
@@ -110,7 +114,8 @@ def find_roof(events: Sequence[Event]) -> Roof:
     """
     readings = [event for event in events if isinstance(event, ProbeEvent)]
     rates = [reading_rate(event.reading) for event in readings]
-    kernel, ratio = _fastest_kernel(events)
+    kernel, ratios = _fastest_kernel(events)
+    ratio = statistics.median(ratios)
     at = {(event.repeat, event.place): rate for event, rate in zip(readings, rates, strict=True)}
     pairs = {
         event.repeat: (at[event.repeat, "before"], at[event.repeat, "after"])
@@ -125,22 +130,27 @@ def find_roof(events: Sequence[Event]) -> Roof:
         uncertainty_frac=max(MIN_ROOF_UNCERTAINTY_FRAC, median(half_spreads) or 0.0),
         drift_frac=rates[-1] / rates[0] - 1 if len(rates) > 1 else None,
         source=source,
+        kernel_half_width=_half_width(median_interval(ratios)) if ratio > 1 else 0.0,
     )
 
 
-def _fastest_kernel(events: Iterable[Event]) -> tuple[str, float]:
-    """(kernel, its rate over the probe's): the median over its trials, since a maximum of noise is noise."""
+def _half_width(interval: tuple[float, float] | None) -> float:
+    """Of an interval of factors: half of it in logarithms; 0 where there is none."""
+    return math.log(interval[1] / interval[0]) / 2 if interval else 0.0
+
+
+def _fastest_kernel(events: Iterable[Event]) -> tuple[str, list[float]]:
+    """(kernel, its rates over the probe's by trial); the one whose median is largest: a maximum of noise is noise."""
     ratios: dict[str, list[float]] = {}
     for event in events:
         if isinstance(event, KernelReadEvent):
             kernel_rate = event.read_bytes / statistics.median(event.calls_s)
             ratios.setdefault(event.kernel, []).append(kernel_rate / reading_rate(event.reading))
-    medians = {kernel: statistics.median(values) for kernel, values in ratios.items()}
-    return max(medians.items(), key=lambda item: item[1], default=("none", 0.0))
+    return max(ratios.items(), key=lambda item: statistics.median(item[1]), default=("none", [0.0]))
 
 
 def request_figures(repeat: Repeat, traffic: DecodeTraffic, roof: Roof) -> RequestFigures:
-    """One repeat's figures; null where it has too few tokens or no roof."""
+    """One repeat's figures; null where it has too few tokens or no roof, or the clock did not move."""
     n, sent = repeat.num_tokens, repeat.send
     first = repeat.chunks[0].time_s if n else None
     total_s = repeat.chunks[-1].time_s - sent.time_s if n else None
@@ -151,8 +161,8 @@ def request_figures(repeat: Repeat, traffic: DecodeTraffic, roof: Roof) -> Reque
         repeat=sent.repeat,
         num_prompt_tokens=sent.num_prompt_tokens,
         num_output_tokens=n,
-        ttft_s=None if first is None else first - sent.time_s,
-        tpot_s=repeat.decode_s / steps if steps else None,
+        ttft_s=None if first is None else (first - sent.time_s) or None,
+        tpot_s=frac(repeat.decode_s, steps) or None,
         throughput_tokens_per_s=frac(n, total_s),
         roof_read_bytes_per_s=roof_rate,
         util_frac=frac(floor_s, repeat.decode_s),
@@ -171,8 +181,9 @@ def utilization(
 ) -> tuple[float | None, tuple[float, float] | None, str | None]:
     """(utilization, its 95 % interval, how the interval was made) over all repeats that have a roof.
 
-    The interval is Student's over the repeats' utilizations, each of which carries the noise of its own two readings.
-    A single repeat says nothing of that noise: its interval is the roof's uncertainty.
+    The interval is Student's over the repeats' utilizations, each of which carries the noise of its own two readings;
+    the noise of a kernel's ratio to the probe, which all repeats share, is added in quadrature. A single repeat says
+    nothing of its noise: its interval is the roof's uncertainty.
     """
     floors_times = [
         (floor_s, repeat.decode_s)
@@ -186,7 +197,10 @@ def utilization(
         spread = util * roof.uncertainty_frac
         return util, (util - spread, util + spread), "roof uncertainty; one repeat"
     interval = mean_interval([floor / time for floor, time in floors_times])
-    return util, interval, f"t over {len(floors_times)} repeats"
+    assert interval is not None
+    center, half = math.sqrt(interval[0] * interval[1]), math.hypot(_half_width(interval), roof.kernel_half_width)
+    widened = f" and of the kernel's ratio, {percent(roof.kernel_half_width)}" if roof.kernel_half_width else ""
+    return util, (center * math.exp(-half), center * math.exp(half)), f"t over {len(floors_times)} repeats{widened}"
 
 
 def cpu_wait_frac(events: Iterable[Event]) -> float | None:

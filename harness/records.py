@@ -145,8 +145,8 @@ def load_record(folder: Path) -> Record:
         raise ConfigError(f"{path}: {fault.strerror}", "see `harness runs list`") from None
     except ValidationError as fault:
         error = fault.errors()[0]
-        place = ".".join(map(str, error["loc"]))
-        raise ConfigError(f"{path}: {place}: {error['msg']}", "it is of another version, or damaged") from None
+        place = ": ".join([str(path), *filter(None, [".".join(map(str, error["loc"]))])])
+        raise ConfigError(f"{place}: {error['msg']}", "it is of another version, or damaged") from None
     if record.status == "running" and not _is_being_written(folder):
         return record.model_copy(update={"status": "interrupted"})
     return record

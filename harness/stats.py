@@ -3,6 +3,7 @@
 No outlier is ever dropped: one slow request decides a P99, and hiding it would hide the loss.
 """
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,17 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return float(np.exp(center - half)), float(np.exp(center + half))
 
 
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+    """Interval of the median by order statistics: for any distribution, and one wild value does not stretch it.
+
+    Of nine values it is the second smallest to the second largest. Null for fewer than 6, which no order covers.
+    """
+    from scipy import stats
+
+    found = stats.quantile_test(values, q=0, p=0.5).confidence_interval(confidence)
+    return None if np.isnan(found.low) or np.isnan(found.high) else (float(found.low), float(found.high))
+
+
 @dataclass(frozen=True)
 class Ratio:
     """How many times as long a takes as b, over pairs measured next to each other."""
@@ -49,25 +61,15 @@ class Ratio:
         return not self.low <= 1.0 <= self.high
 
 
-def paired_ratio(a_s: Sequence[float], b_s: Sequence[float], seed: int = 0, confidence: float = 0.95) -> Ratio:
-    """Geometric mean of a/b over pairs, with a bootstrap interval that resamples pairs, never sides.
+def paired_ratio(a_s: Sequence[float], b_s: Sequence[float], confidence: float = 0.95) -> Ratio:
+    """Geometric mean of a/b over pairs measured next to each other, with Student's t interval of the pairs' logarithms.
 
-    Raises ValueError for sides of different lengths or fewer than two pairs.
+    Not a bootstrap: that of 8 pairs covers 90 per cent where it promises 95, and equal sides then show a difference
+    in one A/B of ten. Raises ValueError for sides of different lengths or fewer than two pairs.
     """
     if len(a_s) != len(b_s) or len(a_s) < 2:
         raise ValueError(f"needs two sides of equal length, at least 2 pairs: got {len(a_s)} and {len(b_s)}")
-    from scipy import stats
-
-    logs = np.log(a_s) - np.log(b_s)
-    center = float(np.mean(logs))
-    if np.ptp(logs) == 0:  # the bootstrap of a constant is that constant; scipy answers NaN
-        return Ratio(float(np.exp(center)), float(np.exp(center)), float(np.exp(center)), len(logs))
-    interval = stats.bootstrap(
-        (logs,),
-        np.mean,
-        confidence_level=confidence,
-        n_resamples=4999,
-        method="percentile",
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Ratio(float(np.exp(center)), float(np.exp(interval.low)), float(np.exp(interval.high)), len(logs))
+    ratios = [a / b for a, b in zip(a_s, b_s, strict=True)]
+    interval = mean_interval(ratios, confidence)
+    assert interval is not None
+    return Ratio(statistics.geometric_mean(ratios), *interval, len(ratios))

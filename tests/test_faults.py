@@ -156,4 +156,19 @@ def test_two_runs_at_once_in_one_place(config: Path, tmp_path: Path, start) -> N
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     assert {load_record(folder).status for folder in folders} == {"done"}
-    assert [len(load_events(folder)) for folder in folders] == [2 * (2 + 200 + 2) + 1] * 2
+    assert [len(load_events(folder)) for folder in folders] == [9 + 2 * (2 + 200 + 2) + 1] * 2, (
+        "kernel reads, repeats, evidence"
+    )
+
+
+@pytest.mark.parametrize("command", [["--help"], ["devices"], ["schema", "run"], ["devices", "--format", "csv"]])
+def test_a_full_standard_output_is_two_lines(command: list[str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.cli.main", *command], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "error: standard output is full",
+        "mend:  free some space where it is written to",
+    ]

@@ -1,5 +1,7 @@
 """Events to figures, each by hand."""
 
+import math
+
 import pytest
 
 from harness.figures import cpu_wait_frac, find_roof, finished_repeats, request_figures, utilization
@@ -122,6 +124,25 @@ def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> Non
     assert roof.source == "kernel gemv, 1.100 x the probe beside it"
     lucky = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1e-4,), reading=reading(0.5e6))
     assert find_roof([*reads, lucky, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1.1e6)
+
+
+def test_the_noise_of_the_kernels_ratio_widens_the_interval() -> None:
+    """Repeats that agree to the last digit: what is left is the ratio's. Of nine trials, second to second last."""
+    trials = (0.5, 1.05, 1.06, 1.08, 1.10, 1.12, 1.14, 1.20, 9.9)
+    reads = [
+        KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / (0.5e6 * ratio),), reading=reading(0.5e6))
+        for ratio in trials
+    ]
+    repeats = [around(i, 1e6, request(i, 10.0 * i, [10.0 * i + 1, 10.0 * i + 3]), 1e6) for i in range(3)]
+    events = [*reads, *repeats[0], *repeats[1], *repeats[2]]
+    util, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof(events))
+    assert interval is not None
+    assert interval[1] / interval[0] == pytest.approx(1.20 / 1.05)
+    assert math.sqrt(interval[0] * interval[1]) == pytest.approx(util)
+    assert method == "t over 3 repeats and of the kernel's ratio, 6.7 %"
+    slower = [event.model_copy(update={"read_bytes": 100}) for event in reads]
+    _, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof([*slower, *events[9:]]))
+    assert method == "t over 3 repeats", "a kernel that did not raise the roof adds no noise to it"
 
 
 def test_a_slower_kernel_does_not_lower_the_roof() -> None:

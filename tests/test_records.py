@@ -34,7 +34,9 @@ def test_a_run_leaves_record_samples_and_log(tmp_path: Path) -> None:
     folder, record = made(tmp_path)
     assert load_record(folder) == record
     assert record.status == "done"
-    assert len(load_events(folder)) == 3 * (2 + 1 + 40 + 1) + 1  # two readings and a request each, evidence
+    assert (
+        len(load_events(folder)) == 9 + 3 * (2 + 1 + 40 + 1) + 1
+    )  # kernel reads; two readings and a request each; evidence
     assert "repeat 3 of 3" in (folder / "log.txt").read_text()
     assert folder.name.split("-")[1:3] == ["scripted", "t"]
     assert not [path for path in folder.iterdir() if path.name not in (RECORD, SAMPLES, "log.txt")]

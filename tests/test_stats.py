@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from harness.stats import mean_interval, median, paired_ratio, percentile
+from harness.stats import mean_interval, median, median_interval, paired_ratio, percentile
 
 
 def test_percentiles_are_numpys_linear_ones() -> None:
@@ -34,6 +34,17 @@ def test_t_interval_covers_95_of_100() -> None:
     assert 0.94 < hits / 2000 < 0.96
 
 
+def test_interval_of_the_median_by_order() -> None:
+    assert median_interval([9.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 800.0]) == (2.0, 9.0)
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+    draw = random.Random(4)
+    hits = 0
+    for _ in range(500):
+        low, high = median_interval([draw.lognormvariate(0, 0.1) for _ in range(9)]) or (0, 0)
+        hits += low <= 1.0 <= high
+    assert 0.94 < hits / 500 < 0.98  # 96.1 per cent: 1 - 2 x (1 + 9) / 2^9
+
+
 def test_paired_ratio_sees_through_a_drift_that_both_sides_share() -> None:
     draw = np.random.default_rng(2)
     machine = np.exp(np.linspace(0, 1, 40))  # the machine gets 2.7 times slower meanwhile
@@ -52,6 +63,17 @@ def test_paired_ratio_of_equals_shows_no_difference() -> None:
     assert not paired_ratio(a, b).shows_difference
     same = paired_ratio([2.0, 2.0, 2.0], [2.0, 2.0, 2.0])
     assert (same.ratio, same.low, same.high, same.shows_difference) == (1, 1, 1, False)
+
+
+@pytest.mark.parametrize("num_pairs", [3, 8, 12])
+def test_paired_ratio_tells_equals_apart_in_5_of_100_only(num_pairs: int) -> None:
+    draw = np.random.default_rng(num_pairs)
+    false_alarms = 0
+    for _ in range(2000):
+        machine = draw.lognormal(0, 0.3, num_pairs)
+        a, b = (machine * draw.lognormal(0, 0.05, num_pairs) for _ in range(2))
+        false_alarms += paired_ratio(a.tolist(), b.tolist()).shows_difference
+    assert 0.04 < false_alarms / 2000 < 0.06
 
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [1.0]), ([1.0, 2.0], [1.0]), ([], [])])

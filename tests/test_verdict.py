@@ -45,7 +45,7 @@ def test_a_machine_that_drifts_gets_the_same_verdict(tmp_path: Path, truth: floa
     )  # fmt: skip
     assert found.verdict == verdict
     assert found.util_frac == pytest.approx(truth, rel=0.03)
-    assert found.probe_drift_frac == pytest.approx(drift, abs=0.06)
+    assert found.probe_drift_frac == pytest.approx(drift, rel=0.4), "a part of the drift came before the first repeat"
     assert any("probe moved" in warning for warning in found.warnings)
 
 

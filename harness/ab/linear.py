@@ -34,6 +34,7 @@ from harness.probe.base import Probe
 from harness.probe.cpu import open_cpu_probe
 from harness.records import RunFolder, end_recorded
 from harness.specs.ab import AbConfig, AbProbeEvent, AbRecord, AbRow, AbSampleEvent
+from harness.specs.model import ModelSpec
 from harness.specs.problem import LinearProblem
 from harness.specs.run import ProbeConfig
 
@@ -79,31 +80,25 @@ def run_ab_linear(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path,
             tell(line)
 
         with end_recorded(lambda **fields: folder.write(record.model_copy(update=fields))), measuring(say):
-            done = _measure(config, model_shapes(model.spec), model.spec.dtype, executor, folder, record, say)
+            done = record.model_copy(update=_measure(config, model.spec, executor, folder, say))
         folder.write(done)
         return folder.path, done
 
 
-def _measure(
-    config: AbConfig,
-    shapes: list[ModelShape],
-    dtype: str,
-    executor: Executor,
-    folder: RunFolder,
-    record: AbRecord,
-    say: Say,
-) -> AbRecord:
-    arena = _arena(shapes, dtype, executor, config.seed)
+def _measure(config: AbConfig, spec: ModelSpec, executor: Executor, folder: RunFolder, say: Say) -> dict[str, Any]:
+    """The record's fields that measuring fills in."""
+    shapes = model_shapes(spec)
+    arena = _arena(shapes, spec.dtype, executor, config.seed)
     probe = open_cpu_probe(ProbeConfig(reading_s=READING_S, survey_s=3.0), executor.pool, executor.device)
     with contextlib.closing(probe):
         say("probe: looking for the fastest verified reader")
         report = probe.survey(None)
+        comparison = _Comparison(config, arena, executor, probe, folder)
         rows: list[AbRow] = []
         for m, shape in itertools.product(config.batches, shapes):
             say(f"{'/'.join(shape.roles)}: {m} x {shape.n} x {shape.k}")
-            rows += _one_shape(config, shape, shape.problem(m, dtype), arena, executor, probe, folder)
-    update = {"status": "done", "probe": report, "rotation_bytes": arena.nbytes, "rows": tuple(rows)}
-    return record.model_copy(update=update)
+            rows += comparison.rows(shape, shape.problem(m, spec.dtype))
+    return {"status": "done", "probe": report, "rotation_bytes": arena.nbytes, "rows": tuple(rows)}
 
 
 def _arena(shapes: list[ModelShape], dtype: str, executor: Executor, seed: int) -> Tensor:
@@ -126,35 +121,72 @@ def _arena(shapes: list[ModelShape], dtype: str, executor: Executor, seed: int) 
     return arena.normal_(0, 1 / 32, generator=torch.Generator().manual_seed(seed))
 
 
-def _one_shape(
-    config: AbConfig,
-    shape: ModelShape,
-    problem: LinearProblem,
-    arena: Tensor,
-    executor: Executor,
-    probe: Probe,
-    folder: RunFolder,
-) -> list[AbRow]:
-    """Rows of one shape: each backend checked, the correct ones timed in turning order beside the probe."""
-    wanted = config.backends or tuple(linear_backends.all())
-    sides = [_side(name, shape, problem, arena, executor) for name in dict.fromkeys((*wanted, config.baseline))]
-    timed = [side for side in sides if side.row.status == "ok"]
-    label = sides[0].row.shape
-    call_s: dict[str, list[float]] = defaultdict(list)
-    roofs: list[float] = []
-    place = itertools.count()
-    for block, side in turning_order(timed, config.blocks):
-        if len(roofs) == block:
-            reading = probe.read()
-            roofs.append(reading_rate(reading))
-            folder.append(AbProbeEvent(shape=label, block=block, reading=reading))
-        wanted_calls = round(config.sample_s * roofs[-1] / (side.row.read_bytes or 1))
-        num_calls = min(max(1, wanted_calls), len(side.launches))
-        time_s = _sample(side.launches, num_calls, place, executor)
-        call_s[side.row.backend].append(time_s / num_calls)
-        name = side.row.backend
-        folder.append(AbSampleEvent(shape=label, backend=name, block=block, num_calls=num_calls, time_s=time_s))
-    return judge_shape([side.row for side in sides], call_s, roofs, config.baseline)
+class _Comparison:
+    """What the shapes of a comparison share: weights, threads, probe and the folder that samples go to."""
+
+    def __init__(
+        self, config: AbConfig, arena: Tensor, executor: Executor, probe: Probe, folder: RunFolder
+    ) -> None:  # fmt: skip
+        self._config, self._arena, self._executor = config, arena, executor
+        self._probe, self._folder = probe, folder
+
+    def rows(self, shape: ModelShape, problem: LinearProblem) -> list[AbRow]:
+        """Rows of one shape: each backend checked, the correct ones timed in turning order beside the probe."""
+        config = self._config
+        wanted = config.backends or tuple(linear_backends.all())
+        sides = [self._side(name, shape, problem) for name in dict.fromkeys((*wanted, config.baseline))]
+        timed = [side for side in sides if side.row.status == "ok"]
+        call_s: dict[str, list[float]] = defaultdict(list)
+        roofs: list[float] = []
+        place = itertools.count()
+        for block, side in turning_order(timed, config.blocks):
+            if len(roofs) == block:
+                roofs.append(self._read_roof(side.row.shape, block))
+            wanted_calls = round(config.sample_s * roofs[-1] / (side.row.read_bytes or 1))
+            num_calls = min(max(1, wanted_calls), len(side.launches))
+            time_s = _sample(side.launches, num_calls, place, self._executor)
+            name = side.row.backend
+            call_s[name].append(time_s / num_calls)
+            self._folder.append(
+                AbSampleEvent(shape=side.row.shape, backend=name, block=block, num_calls=num_calls, time_s=time_s)
+            )
+        return judge_shape([side.row for side in sides], call_s, roofs, config.baseline)
+
+    def _read_roof(self, shape: str, block: int) -> float:
+        reading = self._probe.read()
+        self._folder.append(AbProbeEvent(shape=shape, block=block, reading=reading))
+        return reading_rate(reading)
+
+    def _side(self, name: str, shape: ModelShape, problem: LinearProblem) -> Side:
+        """A backend bound to the arena and checked on its first place; unsupported and incorrect ones are not bound."""
+        cls = linear_backends.get(name)
+        support = cls.supports(problem, self._executor.device)
+        fields: dict[str, Any] = {
+            "role": "/".join(shape.roles), "shape": f"{problem.m}x{problem.n}x{problem.k}", "problem": problem,
+            "calls_per_token": shape.calls_per_token, "backend": name, "contest_legal": cls.contest_legal,
+        }  # fmt: skip
+        if not support.ok:
+            return Side(AbRow(status="unsupported", why=support.why, **fields), ())
+        backend: LinearBackend = cls(self._executor)
+        x, weights, bias, out = self._operands(problem)
+        packed = [backend.prepare(weight, bias, problem) for weight in weights]
+        launches = tuple(backend.bind(x, one, out) for one in packed)
+        launches[0]()
+        fault = first_fault(out, exact_product(x, weights[0], bias))
+        if fault:
+            return Side(AbRow(status="incorrect", why=fault, **fields), ())
+        return Side(AbRow(status="ok", read_bytes=backend.read_bytes(packed[0], problem.m), **fields), launches)
+
+    def _operands(self, problem: LinearProblem) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+        """x, all weights of the arena, bias and a poisoned output: the same values for every backend."""
+        import torch
+
+        size, dtype = problem.n * problem.k, self._arena.dtype
+        weights = self._arena[: self._arena.numel() // size * size].view(-1, problem.n, problem.k)
+        random = torch.Generator().manual_seed(self._config.seed)
+        x = torch.randn(problem.m, problem.k, generator=random).to(dtype)
+        bias = torch.randn(problem.n, generator=random).to(dtype) if problem.bias else None
+        return x, weights, bias, torch.full((problem.m, problem.n), float("nan"), dtype=dtype)
 
 
 def _sample(launches: tuple[Launch, ...], num_calls: int, place: Iterator[int], executor: Executor) -> float:
@@ -171,34 +203,3 @@ def _sample(launches: tuple[Launch, ...], num_calls: int, place: Iterator[int], 
         for launch in chosen[1:]:
             launch()
         return time.perf_counter() - started
-
-
-def _side(name: str, shape: ModelShape, problem: LinearProblem, arena: Tensor, executor: Executor) -> Side:
-    """A backend bound to the arena and checked on its first place; unsupported and incorrect ones are not bound."""
-    import torch
-
-    cls = linear_backends.get(name)
-    support = cls.supports(problem, executor.device)
-    fields: dict[str, Any] = {
-        "role": "/".join(shape.roles), "shape": f"{problem.m}x{problem.n}x{problem.k}", "problem": problem,
-        "calls_per_token": shape.calls_per_token, "backend": name, "contest_legal": cls.contest_legal,
-    }  # fmt: skip
-    if not support.ok:
-        return Side(AbRow(status="unsupported", why=support.why, **fields), ())
-    backend: LinearBackend = cls(executor)
-    weights = arena[: arena.numel() // (problem.n * problem.k) * problem.n * problem.k].view(-1, problem.n, problem.k)
-    x = torch.randn(problem.m, problem.k).to(arena.dtype)
-    bias = torch.randn(problem.n).to(arena.dtype) if problem.bias else None
-    out = torch.full((problem.m, problem.n), float("nan"), dtype=arena.dtype)
-    packed = [backend.prepare(weight, bias, problem) for weight in weights]
-    launches = tuple(backend.bind(x, one, out) for one in packed)
-    fault = _fault(launches[0], x, weights[0], bias, out)
-    if fault:
-        return Side(AbRow(status="incorrect", why=fault, **fields), ())
-    return Side(AbRow(status="ok", read_bytes=backend.read_bytes(packed[0], problem.m), **fields), launches)
-
-
-def _fault(launch: Launch, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> str:
-    """What a poisoned output shows against the float64 product; empty when it is right."""
-    launch()
-    return first_fault(out, exact_product(x, weight, bias))

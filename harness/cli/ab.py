@@ -32,7 +32,7 @@ def linear(
 ) -> None:
     """Every linear backend on each shape of a model: GB/s, share of the probe, ratio to the baseline."""
     from harness.ab.linear import run_ab_linear
-    from harness.cli.render import show
+    from harness.cli.render import show, show_object
     from harness.errors import ConfigError
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
@@ -52,6 +52,8 @@ def linear(
     if format is Format.table:
         show(ab_table(record.rows), format, title=f"linear backends on {model}, {record.device.name}")
         typer.echo(f"record  {folder}")
+    elif format is Format.json:
+        show_object({**record.model_dump(mode="json"), "record": str(folder)}, format, ())
     else:
         show([row.model_dump(mode="json") | {"record": str(folder)} for row in record.rows], format)
 

@@ -73,7 +73,7 @@ def devices(format: FormatOption = Format.table) -> None:
     show(device_rows(), format)
 
 
-def schema(name: Annotated[str, typer.Argument(help="run, record, event or device.")]) -> None:
+def schema(name: Annotated[str, typer.Argument(help="run, record, event, ab-record, ab-event or device.")]) -> None:
     """Print the JSON schema of a file the harness reads or writes; the descriptions are the documentation."""
     import json
 

@@ -3,6 +3,8 @@
 Nothing heavy is imported here: `harness --help` answers at once, and each command imports what it needs in its body.
 """
 
+import errno
+import os
 import sys
 from typing import Annotated, Any
 
@@ -10,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 import harness
-from harness.errors import HarnessError
+from harness.errors import ConfigError, HarnessError
 
 
 class ExplainingGroup(TyperGroup):
@@ -73,7 +75,14 @@ _add_commands()
 
 def main() -> None:
     """Console entry point."""
-    sys.exit(app())
+    try:
+        sys.exit(app())
+    except OSError as fault:
+        if fault.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes as it ends fails no more
+        typer.echo("error: standard output is full\nmend:  free some space where it is written to", err=True)
+        sys.exit(ConfigError.exit_code)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
-from harness.engines.base import Chunk, Request
+from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS, Chunk, Request
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
@@ -39,6 +39,12 @@ class ScriptedWorld:
         """Bytes per second at this moment: drifts in a straight line until the horizon."""
         progress = min(1.0, self.now_s / self._horizon_s)
         return self.script.bandwidth_bytes_per_s * (1 + self.script.bandwidth_drift_frac * progress)
+
+    def read_s(self, num_bytes: int, frac: float) -> float:
+        """Time passes while so many bytes are read at a fraction of the bandwidth."""
+        time_s = num_bytes / (frac * self.bandwidth()) * self.noise(self.script.probe_noise_frac)
+        self.now_s += time_s
+        return time_s
 
     def noise(self, sigma_frac: float) -> float:
         """A factor around 1, lognormal."""
@@ -70,9 +76,7 @@ class ScriptedProbe:
         )
 
     def _pass_s(self) -> float:
-        time_s = PASS_BYTES / self._world.bandwidth() * self._world.noise(self._world.script.probe_noise_frac)
-        self._world.now_s += time_s
-        return time_s
+        return self._world.read_s(PASS_BYTES, self._world.script.probe_frac)
 
     def close(self) -> None:
         """Holds nothing."""
@@ -112,8 +116,11 @@ class ScriptedDecoder:
         return linear_s, attention_s, script.gap_s
 
     def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
-        """No kernels, no reads."""
-        return iter(())
+        """Kernels that read at the true bandwidth."""
+        for _ in range(KERNEL_READ_TRIALS):
+            reading = read_probe()
+            calls_s = tuple(self._world.read_s(PASS_BYTES, 1.0) for _ in range(CALLS_PER_TRIAL))
+            yield KernelReadEvent(kernel="scripted", read_bytes=PASS_BYTES, calls_s=calls_s, reading=reading)
 
     def explain(self, request: Request, num_steps: int) -> Evidence:
         """The script's truth in the words of an instrumented pass."""

@@ -2,21 +2,27 @@
 
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from harness.errors import ConfigError
+from harness.specs.ab import AB_EVENT, AbRecord
 from harness.specs.device import DeviceSpec
 from harness.specs.event import EVENT
 from harness.specs.record import RunRecord
 from harness.specs.run import RunConfig
 
-_MODELS: dict[str, type[BaseModel]] = {"run": RunConfig, "record": RunRecord, "device": DeviceSpec}
+_SCHEMAS: dict[str, TypeAdapter[Any]] = {
+    "run": TypeAdapter(RunConfig),
+    "record": TypeAdapter(RunRecord),
+    "event": EVENT,
+    "ab-record": TypeAdapter(AbRecord),
+    "ab-event": AB_EVENT,
+    "device": TypeAdapter(DeviceSpec),
+}
 
 
 def json_schema(name: str) -> dict[str, Any]:
     """The schema called `name`; unknown names list the known."""
-    if name == "event":
-        return EVENT.json_schema()
-    if name not in _MODELS:
-        raise ConfigError(f"no schema is called {name!r}", f"known: {', '.join([*_MODELS, 'event'])}")
-    return _MODELS[name].model_json_schema()
+    if name not in _SCHEMAS:
+        raise ConfigError(f"no schema is called {name!r}", f"known: {', '.join(_SCHEMAS)}")
+    return _SCHEMAS[name].json_schema()

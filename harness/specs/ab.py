@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, TypeAdapter
 
 from harness.specs.base import Count, Frozen
 from harness.specs.device import DeviceInfo
@@ -51,6 +51,11 @@ class AbProbeEvent(Frozen):
     reading: ProbeReading
 
 
+AbEvent = Annotated[AbProbeEvent | AbSampleEvent, Field(discriminator="event")]
+AB_EVENT: TypeAdapter[AbEvent] = TypeAdapter(AbEvent)
+"""Reads a line of an A/B's samples.jsonl."""
+
+
 class AbRow(Frozen):
     """One backend on one shape. An incorrect or unsupported backend has no time: it is never ranked."""
 
@@ -73,7 +78,7 @@ class AbRow(Frozen):
     ratio_to_baseline: PositiveFloat | None = None
     """Baseline's time over this one's: above 1 is faster. Geometric mean over blocks."""
     ratio_interval: tuple[float, float] | None = None
-    """95 per cent, paired bootstrap over blocks."""
+    """95 per cent, Student's t over the blocks' log ratios."""
     num_pairs: NonNegativeInt = 0
     outcome: Literal["winner", "no difference shown", "slower", "baseline", "-"] = "-"
     """winner: faster than every other with an interval that excludes 1."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Frozen(BaseModel):
@@ -16,5 +16,19 @@ class Frozen(BaseModel):
     )
 
 
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53)]
 """A whole number of at least 1 as users write it: YAML's `true` and `2.0` are not counts."""
+
+
+def _no_truth(value: object) -> object:
+    """YAML's `true` would count as 1."""
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is not a number")
+    return value
+
+
+Magnitude = Annotated[float, BeforeValidator(_no_truth), Field(ge=1e-24, le=1e24)]
+"""A positive figure in SI units as users write it, within what the physical world has: products and quotients of a few
+such neither overflow nor vanish."""
+Share = Annotated[float, BeforeValidator(_no_truth), Field(ge=0, le=1)]
+"""A part of a whole."""

@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveInt
 
-from harness.specs.base import Frozen
+from harness.specs.base import Frozen, Magnitude
 
 
 class SourcedFigure(Frozen):
     """A figure and where it is from. A figure that no card of ours has confirmed is `unverified`."""
 
-    value: PositiveFloat | None
+    value: Magnitude | None
     """SI base units; null where nobody publishes it."""
     source: str
     unverified: bool = True

@@ -81,13 +81,13 @@ class Analysis(Frozen):
     tpot_p99_s: PositiveFloat | None
     tpot_spread_s: NonNegativeFloat | None
     """Largest minus smallest over repeats."""
-    itl_s: PositiveFloat | None
+    itl_s: NonNegativeFloat | None
     """Median gap between chunks, all repeats pooled."""
-    itl_p99_s: PositiveFloat | None
+    itl_p99_s: NonNegativeFloat | None
     percentile_method: Literal["linear"] = "linear"
     throughput_tokens_per_s: PositiveFloat | None
     """Output tokens over last completion minus send; median over repeats."""
-    prefill_time_frac: PositiveFloat | None
+    prefill_time_frac: NonNegativeFloat | None
     decode_time_frac: NonNegativeFloat | None
 
     bytes_source: Literal["logical", "counters"]

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
-from harness.specs.base import Count, Frozen
+from harness.specs.base import Count, Frozen, Magnitude, Share
 
 
 class Workload(Frozen):
@@ -63,23 +63,25 @@ class ScriptedEngine(Frozen):
     """No model at all: scripted step times and probe readings with a known truth, for tests and for trying the CLI."""
 
     kind: Literal["scripted"]
-    util_frac: PositiveFloat = 0.8
+    util_frac: Magnitude = 0.8
     """True utilization: floor over step time."""
-    bandwidth_bytes_per_s: PositiveFloat = 25e9
-    bandwidth_drift_frac: float = Field(default=0.0, gt=-0.95)
+    bandwidth_bytes_per_s: Magnitude = 25e9
+    bandwidth_drift_frac: float = Field(default=0.0, gt=-0.95, le=100)
     """Change of the machine's bandwidth, for probe and steps alike, from the run's first second to its last."""
-    step_noise_frac: NonNegativeFloat = 0.0
+    step_noise_frac: Share = 0.0
     """Standard deviation of the logarithm of a step's time."""
-    probe_noise_frac: NonNegativeFloat = 0.0
-    repeat_noise_frac: NonNegativeFloat = 0.0
+    probe_noise_frac: Share = 0.0
+    probe_frac: Magnitude = 1.0
+    """What the probe reads of the true bandwidth; below 1 the engine's kernels outrun it, as real ones may."""
+    repeat_noise_frac: Share = 0.0
     """Noise that a whole repeat shares: what the interval over repeats must cover."""
-    gap_s: NonNegativeFloat = 0.0
+    gap_s: float = Field(default=0.0, ge=0, le=1e6)
     """Idle time inside each step, as launches or a synchronizing host leave it; comes on top of util_frac."""
-    kv_util_frac: PositiveFloat | None = None
+    kv_util_frac: Magnitude | None = None
     """The cache is read at this fraction of the roof, the weights at util_frac."""
     cache_bytes: Count = 1 << 20
     """Last-level cache of the scripted device."""
-    peak_flop_per_s: PositiveFloat = 1e12
+    peak_flop_per_s: Magnitude = 1e12
     stop_after: Count | None = None
     """Ends the answer early in spite of fixed-length, as some servers do."""
     explains: bool = True
@@ -92,19 +94,19 @@ class ProbeConfig(Frozen):
 
     buffer_bytes: Count | None = None
     """Null: four times the last-level cache, as far as memory allows."""
-    survey_s: PositiveFloat = 8.0
+    survey_s: Magnitude = 8.0
     """Time for the sweep over readers, copy, write and the thread curve."""
-    reading_s: PositiveFloat = 0.4
+    reading_s: Magnitude = 0.4
     """Length of one bracketing reading."""
 
 
 class Gate(Frozen):
     """What the run must reach; a miss ends with exit code 1."""
 
-    min_util_frac: PositiveFloat | None = None
-    max_ttft_s: PositiveFloat | None = None
-    max_tpot_s: PositiveFloat | None = None
-    min_throughput_tokens_per_s: PositiveFloat | None = None
+    min_util_frac: Magnitude | None = None
+    max_ttft_s: Magnitude | None = None
+    max_tpot_s: Magnitude | None = None
+    min_throughput_tokens_per_s: Magnitude | None = None
 
 
 class RunConfig(Frozen):

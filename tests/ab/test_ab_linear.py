@@ -17,7 +17,7 @@ from harness.backends.registry import linear_backend, linear_backends  # noqa: E
 from harness.cli.main import app  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.records import load_record  # noqa: E402
-from harness.specs.ab import AbConfig, AbRow  # noqa: E402
+from harness.specs.ab import AB_EVENT, AbConfig, AbRow  # noqa: E402
 from harness.specs.run import ProbeConfig  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -122,11 +122,14 @@ def test_the_record_is_listed_and_shown(model: Path, tmp_path: Path) -> None:
     arguments = ["ab", "linear", "--model", str(model), "--blocks", "8", "--runs-dir", str(runs), "--format", "json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout)
-    record = load_record(Path(rows[0]["record"]))
+    printed = json.loads(result.stdout)
+    folder, rows = Path(printed.pop("record")), printed["rows"]
+    record = load_record(folder)
+    assert json.loads(record.model_dump_json()) == printed
     assert (record.kind, record.status) == ("ab-linear", "done")
-    assert "lm_head" in (Path(rows[0]["record"]) / "log.txt").read_text()
-    assert (Path(rows[0]["record"]) / "samples.jsonl").read_text().count('"ab-sample"') == 8 * len(rows)
+    assert "lm_head" in (folder / "log.txt").read_text()
+    events = [AB_EVENT.validate_json(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert sum(event.event == "ab-sample" for event in events) == 8 * len(rows)
     assert "ab-linear" in CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(runs)]).stdout
     shown = CliRunner().invoke(app, ["runs", "show", "ab-linear", "--runs-dir", str(runs)])
     assert "cpu-gemv" in shown.stdout

@@ -129,6 +129,23 @@ def test_bad_input_is_exit_code_2(config: Path, arguments: tuple[str, ...]) -> N
         assert mend.startswith("mend:  ")
 
 
+@pytest.mark.parametrize("value", ["1e300", "1e-300", "true", ".inf", "-1.0", "0"])
+def test_what_no_machine_has_is_refused(config: Path, value: str) -> None:
+    for key in ("util_frac", "bandwidth_bytes_per_s", "peak_flop_per_s", "kv_util_frac", "probe_frac"):
+        result = harness("bench", config, "--set", f"engine.{key}={value}", code=2)
+        assert f"engine.{key}" in result.stderr.replace("scripted.", "")
+
+
+@pytest.mark.parametrize("value", ["1.0e+24", "1.0e-24"])
+def test_the_extremes_that_are_allowed_are_judged(config: Path, value: str) -> None:
+    keys = ("util_frac", "bandwidth_bytes_per_s", "peak_flop_per_s", "kv_util_frac", "probe_frac")
+    for settings in [[key] for key in keys] + [list(keys)]:
+        overrides = [part for key in settings for part in ("--set", f"engine.{key}={value}")]
+        result = CliRunner().invoke(app, ["bench", str(config), *overrides, "--format", "json"])
+        assert result.exit_code in (0, 4), result.output
+        assert json.loads(result.stdout)["verdict"]
+
+
 def test_debug_shows_the_traceback(config: Path) -> None:
     result = CliRunner().invoke(app, ["--debug", "bench", "absent.yaml"])
     assert result.exception is not None
@@ -173,7 +190,7 @@ def test_plan_has_the_same_byte_keys(config: Path) -> None:
         assert same[key] == run[key]
 
 
-@pytest.mark.parametrize("name", ["run", "record", "event", "device"])
+@pytest.mark.parametrize("name", ["run", "record", "event", "ab-record", "ab-event", "device"])
 def test_schemas_describe_their_fields(name: str) -> None:
     text = harness("schema", name).stdout
     assert json.loads(text)

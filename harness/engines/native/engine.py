@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.backends.base import Executor, Launch
-from harness.engines.base import Chunk, Request
+from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS, Chunk, Request
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
@@ -26,8 +26,6 @@ from harness.specs.run import NativeEngine
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-KERNEL_READ_TRIALS = 5
-CALLS_PER_TRIAL = 3
 WARMUP_TOKENS = 2
 
 

@@ -27,6 +27,8 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "drifts down by 30 %": {**QUIET, "bandwidth_drift_frac": -0.3},
     "drifts up by 50 %": {**QUIET, "bandwidth_drift_frac": 0.5},
     "noisy": NOISY,
+    "kernels outrun the probe": {**QUIET, "probe_frac": 0.92},
+    "noisy, kernels outrun": {**NOISY, "probe_frac": 0.92},
 }
 TRUTHS = {0.5: "underfed", 0.8: "approaching", 0.95: "at-wall", 1.3: "invalid"}
 GAPS = {"gap of the step's length": ({**QUIET, "util_frac": 0.98, "gap_s": 0.048}, "outside-kernels")}
@@ -44,6 +46,7 @@ def run_once(engine: dict[str, Any], seed: int) -> Analysis:
     probe, decoder = rig.open_probe(), rig.open_engine()
     survey = probe.survey(None)
     events: list[Event] = []
+    events += decoder.kernel_reads(probe.read)
     for repeat in range(config.workload.repeats):
         events.append(ProbeEvent(repeat=repeat, place="before", reading=probe.read()))
         request = make_request(config.workload, MODEL, repeat)

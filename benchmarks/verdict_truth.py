@@ -15,8 +15,9 @@ from tabulate import tabulate
 from harness.analysis import RunFacts, analyse
 from harness.bench import engine_traffic, make_request
 from harness.engines.scripted import ScriptedRig
+from harness.measure import reading_events, request_events
 from harness.models import resolve_model
-from harness.specs.event import ChunkEvent, EndEvent, Event, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.event import Event, EvidenceEvent
 from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
 
@@ -26,6 +27,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "quiet": QUIET,
     "drifts down by 30 %": {**QUIET, "bandwidth_drift_frac": -0.3},
     "drifts up by 50 %": {**QUIET, "bandwidth_drift_frac": 0.5},
+    "swings by 20 % within 20 s": {**QUIET, "bandwidth_wave_frac": 0.2},
     "noisy": NOISY,
     "kernels outrun the probe": {**QUIET, "probe_frac": 0.92},
     "noisy, kernels outrun": {**NOISY, "probe_frac": 0.92},
@@ -39,7 +41,7 @@ def run_once(engine: dict[str, Any], seed: int) -> Analysis:
     config = RunConfig.model_validate(
         {
             "name": "truth", "model": "qwen3-0.6b", "engine": {"kind": "scripted", "seed": seed, **engine},
-            "workload": {"input_tokens": 32, "output_tokens": 64, "repeats": 5},
+            "workload": {"input_tokens": 32, "output_tokens": 128, "repeats": 5},
         }
     )  # fmt: skip
     rig = ScriptedRig(config, MODEL)
@@ -48,12 +50,10 @@ def run_once(engine: dict[str, Any], seed: int) -> Analysis:
     events: list[Event] = []
     events += decoder.kernel_reads(probe.read)
     for repeat in range(config.workload.repeats):
-        events.append(ProbeEvent(repeat=repeat, place="before", reading=probe.read()))
         request = make_request(config.workload, MODEL, repeat)
-        events.append(SendEvent(repeat=repeat, time_s=decoder.clock_s(), num_prompt_tokens=32))
-        events += [ChunkEvent(repeat=repeat, time_s=c.time_s, token_ids=c.token_ids) for c in decoder.generate(request)]
-        events.append(EndEvent(repeat=repeat, time_s=decoder.clock_s()))
-        events.append(ProbeEvent(repeat=repeat, place="after", reading=probe.read()))
+        events += reading_events(probe, repeat, "before")
+        events += request_events(decoder, probe, request, repeat, config.probe.every_s)
+        events += reading_events(probe, repeat, "after")
     events.append(EvidenceEvent(evidence=decoder.explain(request, 16)))
     facts = RunFacts("truth", config, MODEL.spec, rig.device, engine_traffic(config, MODEL), decoder.report(), survey)
     return analyse(facts, events)[1]

@@ -5,16 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import harness
-from harness.figures import (
-    Repeat,
-    Roof,
-    cpu_wait_frac,
-    find_roof,
-    finished_repeats,
-    last_evidence,
-    request_figures,
-    utilization,
-)
+from harness.figures import cpu_wait_frac, last_evidence, request_figures, utilization
+from harness.repeats import Repeat, finished_repeats
+from harness.roof import Roof, find_roof
 from harness.roofline import frac
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport
@@ -128,12 +121,14 @@ def _judgement(
     """Roof, utilization and the verdict that they lead to."""
     evidence, waited = last_evidence(events), cpu_wait_frac(events)
     util, interval, method = utilization(repeats, facts.traffic, roof)
+    roofs = [roof.read_bytes_per_s(repeat, facts.traffic) for repeat in repeats]
+    roof_rate = median([rate for rate in roofs if rate is not None])
     step_s = _mean_step_s(repeats)
     verdict = judge(
         Measured(
             util_frac=util,
             interval_frac=interval,
-            roof_read_bytes_per_s=roof.read_bytes_per_s,
+            roof_read_bytes_per_s=roof_rate,
             roof_uncertainty_frac=roof.uncertainty_frac,
             num_decode_steps=min((repeat.num_decode_steps for repeat in repeats), default=0),
             working_set_bytes=step_bytes or 0.0,
@@ -150,7 +145,7 @@ def _judgement(
         "util_interval_frac": interval,
         "util_interval_method": method,
         "floor_s": None if util is None or step_s is None else util * step_s,
-        "roof_read_bytes_per_s": roof.read_bytes_per_s,
+        "roof_read_bytes_per_s": roof_rate,
         "roof_source": roof.source,
         "probe_read_bytes_per_s": roof.probe_read_bytes_per_s,
         "probe_drift_frac": roof.drift_frac,

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from harness.analysis import RunFacts, analyse
 from harness.devices.contention import cpu_wait_s, waited_between
@@ -24,16 +24,19 @@ from harness.engines.registry import open_rig
 from harness.environment import read_environment
 from harness.errors import ConfigError, GateFailed, MeasurementError
 from harness.exclusive import measuring
+from harness.measure import reading_events, request_events
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
-from harness.specs.event import ChunkEvent, ContentionEvent, EndEvent, EvidenceEvent, ProbeEvent, SendEvent
+from harness.specs.event import ChunkEvent, ContentionEvent, Event, EvidenceEvent
 from harness.specs.record import Analysis, RunRecord
 from harness.specs.run import Gate, NativeEngine, RunConfig, Workload
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.traffic import decode_traffic
 
+SHORT_READING_S = 0.1
+"""Of a reading that a kernel's calls stand beside: the shorter both are, the less memory changes between them."""
 Say = Callable[[str], None]
 
 
@@ -44,12 +47,15 @@ class Run:
     folder: RunFolder
     record: RunRecord
     tell: Say
-    text: list[str] = field(default_factory=list)
-    """What the model answered in repeat 0, piece by piece."""
 
     def say(self, line: str) -> None:
         self.folder.log(line)
         self.tell(line)
+
+    def append_all(self, events: Iterable[Event]) -> None:
+        """One short line of samples each, as they happen."""
+        for event in events:
+            self.folder.append(event)
 
     def update(self, **fields: object) -> None:
         """Change the record and replace its file."""
@@ -74,7 +80,7 @@ def run_bench(config: RunConfig, runs_parent: Path, tell: Say) -> tuple[Path, Ru
                 else:
                     with measuring(run.say):
                         _measure(run, rig, model)
-            return folder.path, run.record, "".join(run.text)
+            return folder.path, run.record, _text(load_events(folder.path))
     finally:
         rig.close()
 
@@ -145,21 +151,16 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
         for _ in engine.generate(_warmup_request(work, model, length)):
             pass
     if probe is not None:
-        for event in engine.kernel_reads(probe.read):
-            run.folder.append(event)
+        run.say("the engine's own products beside the probe")
+        run.append_all(engine.kernel_reads(partial(probe.read, SHORT_READING_S)))
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {work.repeats}")
-        _read_roof(run, probe, repeat, "before")
+        run.append_all(reading_events(probe, repeat, "before"))
         with _contention_recorded(run, repeat):
-            _one_request(run, engine, request, repeat)
-        _read_roof(run, probe, repeat, "after")
+            run.append_all(request_events(engine, probe, request, repeat, run.record.config.probe.every_s))
+        run.append_all(reading_events(probe, repeat, "after"))
     run.say("instrumented pass: where a step's time goes")
     run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
-
-
-def _read_roof(run: Run, probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> None:
-    if probe is not None:
-        run.folder.append(ProbeEvent(repeat=repeat, place=place, reading=probe.read()))
 
 
 @contextmanager
@@ -172,15 +173,9 @@ def _contention_recorded(run: Run, repeat: int) -> Iterator[None]:
         run.folder.append(ContentionEvent(repeat=repeat, wall_s=wall_s, wait=waited_between(before, after)))
 
 
-def _one_request(run: Run, engine: Engine, request: Request, repeat: int) -> None:
-    """The timed region: nothing here but the request and one short line of samples a chunk."""
-    append, num_prompt_tokens = run.folder.append, engine.num_prompt_tokens(request)
-    append(SendEvent(repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=num_prompt_tokens))
-    for chunk in engine.generate(request):
-        append(ChunkEvent(repeat=repeat, time_s=chunk.time_s, token_ids=chunk.token_ids, text=chunk.text))
-        if repeat == 0:
-            run.text.append(chunk.text)
-    append(EndEvent(repeat=repeat, time_s=engine.clock_s()))
+def _text(events: Iterable[Event]) -> str:
+    """What the model answered in repeat 0."""
+    return "".join(event.text for event in events if isinstance(event, ChunkEvent) and event.repeat == 0)
 
 
 def make_request(work: Workload, model: ResolvedModel, repeat: int) -> Request:

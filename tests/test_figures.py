@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from harness.figures import cpu_wait_frac, find_roof, finished_repeats, request_figures, utilization
+from harness.figures import cpu_wait_frac, request_figures, utilization
+from harness.repeats import finished_repeats
+from harness.roof import find_roof
 from harness.specs.event import (
     ChunkEvent,
     ContentionEvent,
@@ -12,6 +14,7 @@ from harness.specs.event import (
     EndEvent,
     Event,
     KernelReadEvent,
+    PauseEvent,
     ProbeEvent,
     SendEvent,
 )
@@ -101,10 +104,26 @@ def test_utilization_is_floors_over_times() -> None:
 def test_each_repeat_is_judged_by_its_own_readings() -> None:
     events = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 3e6) + around(1, 3e6, request(1, 9.0, [10.0, 11.0]), 5e6)
     roof = find_roof(events)
-    assert roof.by_repeat == pytest.approx({0: 2e6, 1: 4e6})
+    assert [figures(events, i).roof_read_bytes_per_s for i in (0, 1)] == pytest.approx([2e6, 4e6])
     assert roof.drift_frac == pytest.approx(4.0)
     assert roof.uncertainty_frac == pytest.approx((0.5 + 0.25) / 2)  # half of 2/2 and of 2/4
     assert roof.source == "probe"
+
+
+def test_a_pause_is_in_no_figure_and_its_reading_parts_the_roof() -> None:
+    """Steps of 1 s; after the second the probe reads for 7 s, and memory is three times as fast from then on."""
+    events = around(0, 1e6, request(0, 0.0, [1.0, 2.0, 3.0, 11.0, 12.0]), 5e6)
+    events.insert(5, PauseEvent(repeat=0, pause_s=3.0, resume_s=10.0, reading=reading(3e6)))
+    found = figures(events)
+    assert (found.ttft_s, found.tpot_s, found.throughput_tokens_per_s) == (1.0, 1.0, 1.0)
+    step = 1_000_010
+    contexts = [6, 7, 8, 9]  # each reads itself and writes one position
+    floors = [(step + 100 * (c + 1)) / rate for c, rate in zip(contexts, [2e6, 2e6, 4e6, 4e6], strict=True)]
+    assert found.util_frac == pytest.approx(sum(floors) / 4)
+    assert found.roof_read_bytes_per_s == pytest.approx(sum(step + 100 * (c + 1) for c in contexts) / sum(floors))
+    roof = find_roof(events)
+    assert roof.probe_read_bytes_per_s == pytest.approx(3e6)
+    assert roof.uncertainty_frac == pytest.approx((2 / 4 + 2 / 8) / 2)
 
 
 def test_uncertainty_is_at_least_three_per_cent() -> None:
@@ -118,12 +137,13 @@ def test_a_kernel_that_outruns_the_probe_raises_the_roof_by_their_ratio() -> Non
         for _ in range(3)
     ]
     slow = [KernelReadEvent(kernel="other", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))]
-    roof = find_roof([*reads, *slow, *around(0, 1e6, [], 1e6)])
-    assert roof.by_repeat[0] == pytest.approx(1.1e6)
+    measured = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 1e6)
+    roof = find_roof([*reads, *slow, *measured])
+    assert figures([*reads, *slow, *measured]).roof_read_bytes_per_s == pytest.approx(1.1e6)
     assert roof.probe_read_bytes_per_s == pytest.approx(1e6)
     assert roof.source == "kernel gemv, 1.100 x the probe beside it"
     lucky = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1e-4,), reading=reading(0.5e6))
-    assert find_roof([*reads, lucky, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1.1e6)
+    assert figures([*reads, lucky, *measured]).roof_read_bytes_per_s == pytest.approx(1.1e6)
 
 
 def test_the_noise_of_the_kernels_ratio_widens_the_interval() -> None:
@@ -147,7 +167,8 @@ def test_the_noise_of_the_kernels_ratio_widens_the_interval() -> None:
 
 def test_a_slower_kernel_does_not_lower_the_roof() -> None:
     slow = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / 0.4e6,), reading=reading(0.5e6))
-    assert find_roof([slow, *around(0, 1e6, [], 1e6)]).by_repeat[0] == pytest.approx(1e6)
+    measured = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 1e6)
+    assert figures([slow, *measured]).roof_read_bytes_per_s == pytest.approx(1e6)
 
 
 def test_waiting_threads_and_stolen_cpus_add_up() -> None:
@@ -168,5 +189,5 @@ def test_an_unfinished_repeat_is_no_figure() -> None:
 
 def test_a_repeat_without_a_reading_after_it_has_no_roof() -> None:
     events = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 1e6)[:-1]
-    assert find_roof(events).by_repeat == {}
+    assert find_roof(events).stretches == {}
     assert figures(events).util_frac is None

@@ -12,10 +12,12 @@ from harness.specs.run import RunConfig
 from harness.verdict import Measured, find_cause, judge
 
 
-def scripted(tmp_path: Path, workload: dict[str, Any] | None = None, **engine: Any) -> Analysis:
+def scripted(
+    tmp_path: Path, workload: dict[str, Any] | None = None, every_s: float | None = 2.0, **engine: Any
+) -> Analysis:
     """A whole bench run on a scripted engine."""
     config = {
-        "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "scripted", **engine},
+        "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "scripted", **engine}, "probe": {"every_s": every_s},
         "workload": {"input_tokens": 32, "output_tokens": 64, **(workload or {})},
     }  # fmt: skip
     _, record, _ = run_bench(RunConfig.model_validate(config), tmp_path, lambda line: None)
@@ -83,8 +85,22 @@ def test_noise_between_repeats_is_unstable(tmp_path: Path) -> None:
 
 
 def test_a_roof_that_moves_between_two_readings_is_unstable(tmp_path: Path) -> None:
-    found = scripted(tmp_path, {"repeats": 2}, util_frac=0.8, bandwidth_drift_frac=-0.8)
+    found = scripted(tmp_path, {"repeats": 2}, every_s=None, util_frac=0.8, bandwidth_drift_frac=-0.8)
     assert found.verdict == "unstable"
+
+
+def test_pauses_follow_a_memory_that_slows_down_and_recovers_within_a_request(tmp_path: Path) -> None:
+    """Six swings of 15 s in requests of 12 s: readings around a request don't say what it had."""
+    swings = {"util_frac": 0.95, "bandwidth_wave_frac": 0.3, "bandwidth_wave_s": 15.0}
+    workload = {"output_tokens": 256}
+    followed = scripted(tmp_path, workload, **swings)
+    assert followed.verdict == "at-wall"
+    assert followed.util_frac == pytest.approx(0.95, rel=0.03)
+    assert scripted(tmp_path, workload, every_s=None, **swings).verdict == "unstable"
+    still = scripted(tmp_path, workload, util_frac=0.95)
+    alone = scripted(tmp_path, workload, every_s=None, util_frac=0.95)
+    for figure in ("tpot_s", "ttft_s", "throughput_tokens_per_s", "itl_p99_s", "util_frac"):
+        assert getattr(still, figure) == pytest.approx(getattr(alone, figure)), "a pause is in no figure"
 
 
 def test_gaps_are_the_cause_when_they_lose_most(tmp_path: Path) -> None:

@@ -28,11 +28,11 @@ from harness.devices.cpu import available_memory_bytes, detect_cpu
 from harness.environment import read_environment
 from harness.errors import UnavailableError
 from harness.exclusive import measuring
-from harness.figures import reading_rate
 from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.probe.cpu import open_cpu_probe
 from harness.records import RunFolder, end_recorded
+from harness.roof import reading_rate
 from harness.specs.ab import AbConfig, AbProbeEvent, AbRecord, AbRow, AbSampleEvent
 from harness.specs.model import ModelSpec
 from harness.specs.problem import LinearProblem

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -21,8 +21,8 @@ from harness.specs.run import RunConfig
 
 EXPLAIN_STEPS = 16
 """Decode steps of the instrumented pass."""
-KERNEL_READ_TRIALS = 9
-"""The least of which the median has a 95 % interval that one wild value does not stretch."""
+KERNEL_READ_TRIALS = 15
+"""Trials of a kernel's reads beside the probe's: of so many, three wild ones do not stretch the median's interval."""
 CALLS_PER_TRIAL = 3
 
 
@@ -47,8 +47,24 @@ class Chunk:
     text: str = ""
 
 
+def side_by_side(
+    read_calls: Callable[[], tuple[float, ...]], read_probe: Callable[[], ProbeReading]
+) -> Iterator[tuple[tuple[float, ...], ProbeReading]]:
+    """(times of a kernel's calls, reading of the probe) by trial, the two in turning order: a drift cancels."""
+    for trial in range(KERNEL_READ_TRIALS):
+        if trial % 2:
+            calls_s = read_calls()
+            yield calls_s, read_probe()
+        else:
+            reading = read_probe()
+            yield read_calls(), reading
+
+
 class Engine(Protocol):
     """A loaded model that answers one request at a time."""
+
+    can_pause: ClassVar[bool]
+    """Computes nothing between two chunks that it is asked for: a server goes on, whoever waits."""
 
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""

@@ -7,10 +7,12 @@ Its records say `scripted` wherever a device or an engine is named.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
+from typing import ClassVar
 
-from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS, Chunk, Request
+from harness.engines.base import CALLS_PER_TRIAL, Chunk, Request, side_by_side
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
@@ -21,7 +23,7 @@ from harness.specs.run import RunConfig, ScriptedEngine
 from harness.specs.step import DecodeTraffic
 from harness.traffic import decode_traffic, prefill_flop
 
-PASS_BYTES = 1 << 30
+PASS_BYTES = 1 << 28
 PASSES = 5
 PREFILL_MFU_FRAC = 0.5
 
@@ -36,9 +38,10 @@ class ScriptedWorld:
         self._random = random.Random(script.seed)
 
     def bandwidth(self) -> float:
-        """Bytes per second at this moment: drifts in a straight line until the horizon."""
-        progress = min(1.0, self.now_s / self._horizon_s)
-        return self.script.bandwidth_bytes_per_s * (1 + self.script.bandwidth_drift_frac * progress)
+        """Bytes per second at this moment: drifts in a straight line until the horizon, and swings around it."""
+        script, progress = self.script, min(1.0, self.now_s / self._horizon_s)
+        swing = script.bandwidth_wave_frac * math.sin(math.tau * self.now_s / script.bandwidth_wave_s)
+        return script.bandwidth_bytes_per_s * (1 + script.bandwidth_drift_frac * progress) * (1 + swing)
 
     def read_s(self, num_bytes: int, frac: float) -> float:
         """Time passes while so many bytes are read at a fraction of the bandwidth."""
@@ -70,7 +73,8 @@ class ScriptedProbe:
             peak_flop_per_s={self._peak_dtype: self._world.script.peak_flop_per_s},
         )
 
-    def read(self) -> ProbeReading:
+    def read(self, reading_s: float | None = None) -> ProbeReading:
+        """As many passes whatever reading_s is."""
         return ProbeReading(
             pass_bytes=PASS_BYTES, passes_s=tuple(self._pass_s() for _ in range(PASSES)), variant="scripted"
         )
@@ -84,6 +88,8 @@ class ScriptedProbe:
 
 class ScriptedDecoder:
     """Yields token after token at scripted times."""
+
+    can_pause: ClassVar[bool] = True
 
     def __init__(self, world: ScriptedWorld, model: ResolvedModel, traffic: DecodeTraffic) -> None:
         self._world, self._model, self._traffic = world, model, traffic
@@ -117,9 +123,11 @@ class ScriptedDecoder:
 
     def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
         """Kernels that read at the true bandwidth."""
-        for _ in range(KERNEL_READ_TRIALS):
-            reading = read_probe()
-            calls_s = tuple(self._world.read_s(PASS_BYTES, 1.0) for _ in range(CALLS_PER_TRIAL))
+
+        def read_calls() -> tuple[float, ...]:
+            return tuple(self._world.read_s(PASS_BYTES, 1.0) for _ in range(CALLS_PER_TRIAL))
+
+        for calls_s, reading in side_by_side(read_calls, read_probe):
             yield KernelReadEvent(kernel="scripted", read_bytes=PASS_BYTES, calls_s=calls_s, reading=reading)
 
     def explain(self, request: Request, num_steps: int) -> Evidence:

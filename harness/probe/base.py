@@ -17,7 +17,7 @@ class Probe(Protocol):
         working_set_bytes: bytes that one step of the engine reads, for the probe at that size; None when unknown.
         """
 
-    def read(self) -> ProbeReading:
-        """A brief reading with the best reader: before, between and after repeats. survey() must have run."""
+    def read(self, reading_s: float | None = None) -> ProbeReading:
+        """A reading with the best reader, for about so long; null: as configured. survey() must have run."""
 
     def close(self) -> None: ...

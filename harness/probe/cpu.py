@@ -92,13 +92,14 @@ class CpuProbe:
             baseline_read_bytes_per_s=self._baseline(best, buffer.num_bytes),
         )
 
-    def read(self) -> ProbeReading:
+    def read(self, reading_s: float | None = None) -> ProbeReading:
         """See Probe.read. An untimed pass goes first: what the caches hold before it is the engine's."""
         if self._buffer is None:
             raise ValueError("survey() must run before read()")
         with self._reader.session():
             pass_s(self._buffer, self._best)
-            passes_s = rounds_s(self._buffer, [self._best], self._config.reading_s)[self._best]
+            time_s = self._config.reading_s if reading_s is None else reading_s
+            passes_s = rounds_s(self._buffer, [self._best], time_s)[self._best]
         return ProbeReading(pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best))
 
     def close(self) -> None:

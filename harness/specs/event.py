@@ -50,6 +50,16 @@ class ChunkEvent(Frozen):
     text: str = ""
 
 
+class PauseEvent(Frozen):
+    """The request waits while the probe reads, in engines that can wait: this time is in no figure."""
+
+    event: Literal["pause"] = "pause"
+    repeat: NonNegativeInt
+    pause_s: float
+    resume_s: float
+    reading: ProbeReading
+
+
 class EndEvent(Frozen):
     """The request is over."""
 
@@ -86,7 +96,7 @@ class EvidenceEvent(Frozen):
 
 
 Event = Annotated[
-    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | EndEvent | ContentionEvent | EvidenceEvent,
+    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | PauseEvent | EndEvent | ContentionEvent | EvidenceEvent,
     Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

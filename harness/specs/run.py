@@ -68,6 +68,10 @@ class ScriptedEngine(Frozen):
     bandwidth_bytes_per_s: Magnitude = 25e9
     bandwidth_drift_frac: float = Field(default=0.0, gt=-0.95, le=100)
     """Change of the machine's bandwidth, for probe and steps alike, from the run's first second to its last."""
+    bandwidth_wave_frac: float = Field(default=0.0, ge=0, le=0.9)
+    """The bandwidth also swings by so much around that line, as memory shared with neighbours does."""
+    bandwidth_wave_s: Magnitude = 20.0
+    """Length of one swing."""
     step_noise_frac: Share = 0.0
     """Standard deviation of the logarithm of a step's time."""
     probe_noise_frac: Share = 0.0
@@ -98,6 +102,9 @@ class ProbeConfig(Frozen):
     """Time for the sweep over readers, copy, write and the thread curve."""
     reading_s: Magnitude = 0.4
     """Length of one bracketing reading."""
+    every_s: Magnitude | None = 2.0
+    """An engine that can wait pauses its request this often for a reading, the time of which no figure contains.
+    Null: never."""
 
 
 class Gate(Frozen):

@@ -7,12 +7,12 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from harness.backends.base import Executor, Launch
-from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS, Chunk, Request
+from harness.engines.base import CALLS_PER_TRIAL, Chunk, Request, side_by_side
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
@@ -31,6 +31,8 @@ WARMUP_TOKENS = 2
 
 class NativeDecoding:
     """A loaded model that answers one request at a time."""
+
+    can_pause: ClassVar[bool] = True
 
     def __init__(
         self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel, config: NativeEngine,
@@ -132,10 +134,15 @@ class NativeDecoding:
         with self._undisturbed():
             check_linears(self._decoder, self._ops)
         read_bytes = sum(bound.read_bytes(0) for bound in linears)
-        for _ in range(KERNEL_READ_TRIALS):
-            reading = read_probe()
+        runs = [bound.run for bound in linears]
+
+        def read_calls() -> tuple[float, ...]:
+            """Timed calls after an untimed one, as the probe's passes are."""
             with self._undisturbed():
-                calls_s = tuple(self._timed([bound.run for bound in linears]) for _ in range(CALLS_PER_TRIAL))
+                self._timed(runs)
+                return tuple(self._timed(runs) for _ in range(CALLS_PER_TRIAL))
+
+        for calls_s, reading in side_by_side(read_calls, read_probe):
             yield KernelReadEvent(kernel=names, read_bytes=read_bytes, calls_s=calls_s, reading=reading)
 
     def _timed(self, launches: list[Launch]) -> float:

@@ -1,0 +1,47 @@
+"""One request as a sequence of events: the timed region, the same for every engine.
+
+Nothing stands here but the request itself, a time stamp that the engine gives each chunk, and in engines that can wait
+the pauses in which the probe reads: on a machine whose memory slows down and recovers within seconds, readings before
+and after a request of ten seconds do not say what it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from harness.engines.base import Engine, Request
+from harness.probe.base import Probe
+from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, ProbeEvent, SendEvent
+
+
+def request_events(
+    engine: Engine, probe: Probe | None, request: Request, repeat: int, every_s: float | None
+) -> Iterator[Event]:
+    """Send, chunks as they come, end; and a pause with a reading whenever every_s has passed without one.
+
+    The first is due every_s after the first chunk: nothing stands between a request and its TTFT.
+    """
+    yield SendEvent(repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=engine.num_prompt_tokens(request))
+    due_s = None
+    for chunk in engine.generate(request):
+        yield ChunkEvent(repeat=repeat, time_s=chunk.time_s, token_ids=chunk.token_ids, text=chunk.text)
+        if probe is None or every_s is None or not engine.can_pause:
+            continue
+        if due_s is not None and chunk.time_s >= due_s:
+            yield _pause(engine, probe, repeat)
+            due_s = None
+        due_s = due_s or engine.clock_s() + every_s
+    yield EndEvent(repeat=repeat, time_s=engine.clock_s())
+
+
+def _pause(engine: Engine, probe: Probe, repeat: int) -> PauseEvent:
+    pause_s = engine.clock_s()
+    reading = probe.read()
+    return PauseEvent(repeat=repeat, pause_s=pause_s, resume_s=engine.clock_s(), reading=reading)
+
+
+def reading_events(probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> Iterator[Event]:
+    """The bracketing reading of a repeat; none without a probe."""
+    if probe is not None:
+        yield ProbeEvent(repeat=repeat, place=place, reading=probe.read())

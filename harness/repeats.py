@@ -1,0 +1,68 @@
+"""From events to finished requests: what arrived when, with the time of readings in between left out. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.errors import ConfigError
+from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, SendEvent
+from harness.specs.probe import ProbeReading
+
+
+@dataclass
+class Repeat:
+    """One request as it was measured. Chunk times are those of a clock that stood still while the request paused."""
+
+    send: SendEvent
+    chunks: list[ChunkEvent] = field(default_factory=list)
+    pauses: list[tuple[int, ProbeReading]] = field(default_factory=list)
+    """(decode steps before it, what was read meanwhile)."""
+    paused_s: float = 0.0
+    end: EndEvent | None = None
+
+    def add(self, event: ChunkEvent | PauseEvent | EndEvent) -> None:
+        """The next event of this request."""
+        if isinstance(event, EndEvent):
+            self.end = event
+        elif isinstance(event, PauseEvent):
+            self.pauses.append((self.num_decode_steps, event.reading))
+            self.paused_s += event.resume_s - event.pause_s
+        elif event.token_ids:
+            self.chunks.append(event.model_copy(update={"time_s": event.time_s - self.paused_s}))
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_decode_steps(self) -> int:
+        """Tokens after the first chunk: the first chunk belongs to prefill."""
+        return self.num_tokens - len(self.chunks[0].token_ids) if self.chunks else 0
+
+    @property
+    def decode_s(self) -> float:
+        """First to last token."""
+        return self.chunks[-1].time_s - self.chunks[0].time_s if self.chunks else 0.0
+
+    def step_contexts(self) -> range:
+        """Positions that each decode step attends to, its own included.
+
+        The step that yields token j (from 1) takes token j-1 in, at position prompt + j - 2 (from 0): it attends to
+        prompt + j - 1.
+        """
+        first = self.send.num_prompt_tokens + len(self.chunks[0].token_ids) if self.chunks else 0
+        return range(first, first + self.num_decode_steps)
+
+
+def finished_repeats(events: Iterable[Event]) -> list[Repeat]:
+    """The repeats that came to their end, in order; what a killed run left unfinished is not a figure."""
+    repeats: dict[int, Repeat] = {}
+    for event in events:
+        if isinstance(event, SendEvent):
+            repeats[event.repeat] = Repeat(event)
+        elif isinstance(event, ChunkEvent | PauseEvent | EndEvent):
+            if event.repeat not in repeats:
+                raise ConfigError(
+                    f"samples: repeat {event.repeat} has a {event.event} before its send", "they are damaged"
+                )
+            repeats[event.repeat].add(event)
+    return [repeat for _, repeat in sorted(repeats.items()) if repeat.end is not None]

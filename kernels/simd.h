@@ -21,6 +21,8 @@ constexpr int kLanes = 8;
 constexpr int kLanes = 4;
 #endif
 
+constexpr int64_t kLineBytes = 64;
+
 struct bf16 {
   uint16_t bits;  // the upper half of the fp32 of the same value
 };
@@ -108,6 +110,23 @@ inline void store(T* to, vec value, int64_t count) {
   store(lanes, value);
   memcpy(to, lanes, count * sizeof(T));
 }
+
+// --- products ---------------------------------------------------------------------------------------------------
+
+// accumulator + the products of one cache line of each. With AVX-512 BF16 the products of a pair of columns are added
+// before they meet the accumulator, and denormals count as zero.
+template <class T>
+inline vec add_line(vec accumulator, const T* a, const T* b) {
+  for (int64_t i = 0; i < kLineBytes / int64_t{sizeof(T)}; i += kLanes) accumulator += load(a + i) * load(b + i);
+  return accumulator;
+}
+
+#if defined(__AVX512BF16__)
+inline vec add_line(vec accumulator, const bf16* a, const bf16* b) {
+  const auto pairs = [](const bf16* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); };
+  return _mm512_dpbf16_ps(accumulator, pairs(a), pairs(b));
+}
+#endif
 
 // --- across lanes ----------------------------------------------------------------------------------------------
 

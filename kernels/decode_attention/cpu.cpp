@@ -1,4 +1,4 @@
-// Attention of one query over the filled places of a key/value cache, in fp32, each place read once.
+// Attention of one query over the filled places of a key/value cache, summed in fp32, each place read once.
 //
 // All places of all key/value heads form one line of num_kv_heads x context entries, which the threads share out
 // evenly: a thread's part is a stretch of one head, or the end of one, whole heads, and the start of another. Each
@@ -19,7 +19,6 @@ namespace {
 
 constexpr int64_t kBlock = 64;
 constexpr int64_t kMaxGroup = 16;
-constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 template <class T>
@@ -32,6 +31,10 @@ struct Attention {
   // One slot a stretch: group x head_dim weighted values, then the group's maxima, then its sums.
   float* scratch;
 
+  const T* keys(int64_t head, int64_t place) const { return k_cache + (head * max_context + place) * head_dim; }
+
+  int64_t block_bytes(int64_t places) const { return std::min(places, kBlock) * head_dim * int64_t{sizeof(T)}; }
+
   // Along the line of all places head or share grows by one from each stretch to the next, so head + share numbers
   // them, and num_kv_heads + num_threads - 1 slots are enough.
   float* slot(int64_t head, int64_t share) const { return scratch + (head + share) * group * (head_dim + 2); }
@@ -39,53 +42,78 @@ struct Attention {
   float* sums(float* slot) const { return slot + group * (head_dim + 1); }
 };
 
-inline void prefetch(const void* from, int64_t num_bytes) {
-  for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i);
-}
+// What is read after the block that is worked on, fetched bit by bit meanwhile: a core has room for a dozen lines in
+// flight, and waits where it is asked for more at once. Taken from kRuns runs in turns, as in kernels/gemv, since a
+// hardware prefetcher follows each: at 320 places four runs read 1.3 times as fast as one.
+class Ahead {
+ public:
+  static constexpr int64_t kRuns = 4;
 
-// scores[g][j] = q[g] . keys[j] for G query heads and as many places as make kLanes products together: each key is
-// widened once for the G heads, and the products are summed up together. Of `count` < kLanes / G places the last one
-// stands in for those that are missing.
+  Ahead(const void* begin, int64_t num_bytes)
+      : begin_(static_cast<const char*>(begin)),
+        run_bytes_((num_bytes + kRuns * kLineBytes - 1) / (kRuns * kLineBytes) * kLineBytes) {}
+
+  // One line of each run.
+  void fetch() {
+    if (offset_ >= run_bytes_) return;
+    for (int64_t run = 0; run < kRuns; ++run) __builtin_prefetch(begin_ + run * run_bytes_ + offset_);
+    offset_ += kLineBytes;
+  }
+
+ private:
+  const char* begin_;
+  int64_t run_bytes_, offset_ = 0;
+};
+
+// How many places are scored at once against G query heads: as many as fill the lanes of one vector of sums.
+template <int G>
+constexpr int64_t kPlaces = kLanes / G;
+
+// scores[g][j] = scale q[g] . keys[j] for G query heads and kPlaces<G> places, summed up together. Of `count` places, if
+// they are fewer, the last one stands in for those that are missing. For each line that is read, one is fetched ahead.
 template <class T, int G>
-void score(const T* keys, int64_t count, int64_t head_dim, const float* q, float* scores) {
-  constexpr int kPlaces = kLanes / G;
-  const T* places[kPlaces];
-  for (int j = 0; j < kPlaces; ++j) places[j] = keys + std::min<int64_t>(j, count - 1) * head_dim;
+void score(const T* keys, Ahead& ahead, int64_t count, int64_t head_dim, const T* q, float scale, float* scores) {
+  constexpr int64_t kColumns = kLineBytes / sizeof(T);
+  int64_t places[kPlaces<G>];
+  for (int64_t j = 0; j < kPlaces<G>; ++j) places[j] = std::min(j, count - 1) * head_dim;
   vec products[kLanes] = {};
   int64_t d = 0;
-  do {  // a loop that may not run at all makes GCC keep the products in memory
-    for (int j = 0; j < kPlaces; ++j) {
-      const vec key = load(places[j] + d);
-      for (int g = 0; g < G; ++g) products[g * kPlaces + j] += key * load(q + g * head_dim + d);
+  for (; d + kColumns <= head_dim; d += kColumns)
+    for (int64_t j = 0; j < kPlaces<G>; ++j) {
+      if (j % Ahead::kRuns == 0) ahead.fetch();
+      for (int g = 0; g < G; ++g) {
+        vec& product = products[g * kPlaces<G> + j];
+        product = add_line(product, keys + places[j] + d, q + g * head_dim + d);
+      }
     }
-    d += kLanes;
-  } while (d < head_dim);
+  for (; d < head_dim; d += kLanes)
+    for (int64_t j = 0; j < kPlaces<G>; ++j)
+      for (int g = 0; g < G; ++g)
+        products[g * kPlaces<G> + j] += load(keys + places[j] + d) * load(q + g * head_dim + d);
   float lanes[kLanes];
-  store(lanes, sums(products));
-  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock, lanes + g * kPlaces, kPlaces * sizeof(float));
+  store(lanes, sums(products) * scale);
+  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock, lanes + g * kPlaces<G>, kPlaces<G> * sizeof(float));
 }
 
 // The scores of G heads and `count` places; minus infinity behind them.
 template <class T, int G>
-void score_block(const Attention<T>& a, const T* keys, const T* prefetched, int64_t count, const float* q,
-                 float* scores) {
-  constexpr int64_t kPlaces = kLanes / G;
-  for (int64_t j = 0; j < count; j += kPlaces) {
-    prefetch(prefetched + j * a.head_dim, kPlaces * a.head_dim * sizeof(T));
-    score<T, G>(keys + j * a.head_dim, count - j, a.head_dim, q, scores + j);
+void score_block(const Attention<T>& a, const T* keys, Ahead& ahead, int64_t count, const T* q, float* scores) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(a.head_dim));
+  for (int64_t j = 0; j < count; j += kPlaces<G>) {
+    const int64_t offset = j * a.head_dim;
+    score<T, G>(keys + offset, ahead, count - j, a.head_dim, q, scale, scores + j);
   }
   for (int g = 0; g < G; ++g)
     for (int64_t j = count; j < kBlock; ++j) scores[g * kBlock + j] = kMinusInfinity;
 }
 
-// For the whole group, four heads at a time. The first pass brings the keys into the cache and fetches `prefetched`.
+// For the whole group, four heads at a time.
 template <class T>
-void score_group(const Attention<T>& a, const T* keys, const T* prefetched, int64_t count, const float* q,
-                 float* scores) {
+void score_group(const Attention<T>& a, const T* keys, Ahead& ahead, int64_t count, const T* q, float* scores) {
   for (int64_t g = 0; g < a.group;) {
     const auto rest = a.group - g;
     const auto pass = rest >= 4 ? score_block<T, 4> : rest >= 2 ? score_block<T, 2> : score_block<T, 1>;
-    pass(a, keys, g == 0 ? prefetched : keys, count, q + g * a.head_dim, scores + g * kBlock);
+    pass(a, keys, ahead, count, q + g * a.head_dim, scores + g * kBlock);
     g += rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
   }
 }
@@ -113,49 +141,67 @@ void softmax_block(const Attention<T>& a, float* scores, float* weighted, float*
   }
 }
 
-// weighted[g] += sum of weights[g][j] values[j] over N places: that many at once, for one pass over the sums.
-template <class T, int N>
-void add_values(const Attention<T>& a, const T* values, const float* weights, float* weighted) {
-  for (int64_t d = 0; d < a.head_dim; d += kLanes) {
-    vec value[N];
-    for (int j = 0; j < N; ++j) value[j] = load(values + j * a.head_dim + d);
-    for (int64_t g = 0; g < a.group; ++g) {
-      vec total = load(weighted + g * a.head_dim + d);
-      for (int j = 0; j < N; ++j) total += weights[g * kBlock + j] * value[j];
-      store(weighted + g * a.head_dim + d, total);
+// weighted[g] += sum over places of weights[g][j] values[j], for G heads and D vectors of their width. The sums stay in
+// registers over all places.
+template <class T, int G, int D>
+void add_values(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, const float* weights,
+                float* weighted) {
+  constexpr int64_t kPlacesAFetch = std::max<int64_t>(Ahead::kRuns * kLineBytes / (D * kLanes * sizeof(T)), 1);
+  vec totals[G][D];
+  for (int g = 0; g < G; ++g)
+    for (int d = 0; d < D; ++d) totals[g][d] = load(weighted + g * a.head_dim + d * kLanes);
+  for (int64_t j = 0; j < count; ++j) {
+    if (j % kPlacesAFetch == 0) ahead.fetch();
+    for (int d = 0; d < D; ++d) {
+      const vec value = load(values + j * a.head_dim + d * kLanes);
+      for (int g = 0; g < G; ++g) totals[g][d] += weights[g * kBlock + j] * value;
     }
   }
+  for (int g = 0; g < G; ++g)
+    for (int d = 0; d < D; ++d) store(weighted + g * a.head_dim + d * kLanes, totals[g][d]);
 }
 
-template <class T>
-void add_block(const Attention<T>& a, const T* values, const T* prefetched, int64_t count, const float* weights,
+template <class T, int G>
+void add_heads(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, const float* weights,
                float* weighted) {
-  const int64_t place_bytes = a.head_dim * sizeof(T);
-  int64_t j = 0;
-  for (; j + 4 <= count; j += 4) {
-    prefetch(prefetched + j * a.head_dim, 4 * place_bytes);
-    add_values<T, 4>(a, values + j * a.head_dim, weights + j, weighted);
-  }
-  for (; j < count; ++j) add_values<T, 1>(a, values + j * a.head_dim, weights + j, weighted);
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= a.head_dim; d += 4 * kLanes)
+    add_values<T, G, 4>(a, values + d, ahead, count, weights, weighted + d);
+  for (; d < a.head_dim; d += kLanes)
+    add_values<T, G, 1>(a, values + d, ahead, count, weights, weighted + d);
 }
 
-// Places [begin, end) of one head, into the stretch's slot.
+// For the whole group, as many heads at a time as the registers hold.
 template <class T>
-void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, float* slot) {
-  alignas(64) float q[kMaxGroup * kMaxHeadDim], scores[kMaxGroup * kBlock];
-  const vec scale = broadcast(1.0f / std::sqrt(static_cast<float>(a.head_dim)));
-  const int64_t q_size = a.group * a.head_dim;
-  for (int64_t i = 0; i < q_size; i += kLanes) store(q + i, load(a.q + head * q_size + i) * scale);
+void add_block(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, const float* weights,
+               float* weighted) {
+  constexpr int kMost = kLanes == 16 ? 4 : 2;
+  for (int64_t g = 0; g < a.group;) {
+    const auto rest = a.group - g;
+    const auto pass = rest >= kMost ? add_heads<T, kMost> : rest >= 2 ? add_heads<T, 2> : add_heads<T, 1>;
+    pass(a, values, ahead, count, weights + g * kBlock, weighted + g * a.head_dim);
+    g += rest >= kMost ? kMost : rest >= 2 ? 2 : 1;
+  }
+}
+
+// Places [begin, end) of one head, into the stretch's slot. `next`: the keys after it.
+template <class T>
+void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, Ahead next, float* slot) {
+  alignas(64) float scores[kMaxGroup * kBlock];
+  const T* q = a.q + head * a.group * a.head_dim;
   std::fill(slot, a.maxima(slot), 0.0f);
   std::fill(a.maxima(slot), a.sums(slot), kMinusInfinity);
   std::fill(a.sums(slot), a.sums(slot) + a.group, 0.0f);
   for (int64_t place = begin; place < end; place += kBlock) {
-    const T* keys = a.k_cache + (head * a.max_context + place) * a.head_dim;
-    const T* values = a.v_cache + (head * a.max_context + place) * a.head_dim;
+    const T* keys = a.keys(head, place);
+    const T* values = a.v_cache + (keys - a.k_cache);
     const int64_t count = std::min(kBlock, end - place);
-    score_group(a, keys, values, count, q, scores);
+    const int64_t left = end - place - count;
+    Ahead to_values(values, a.block_bytes(count));
+    score_group(a, keys, to_values, count, q, scores);
     softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
-    add_block(a, values, keys + kBlock * a.head_dim, count, scores, slot);
+    Ahead to_keys = left > 0 ? Ahead(keys + kBlock * a.head_dim, a.block_bytes(left)) : next;
+    add_block(a, values, to_keys, count, scores, slot);
   }
 }
 
@@ -163,8 +209,9 @@ void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, flo
 template <class T>
 void attend_share(const Attention<T>& a, int64_t begin, int64_t end, int64_t share) {
   for (int64_t head = begin / a.context; head * a.context < end; ++head) {
-    const int64_t offset = head * a.context;
-    attend(a, head, std::max(begin - offset, int64_t{0}), std::min(end - offset, a.context), a.slot(head, share));
+    const int64_t offset = head * a.context, first = std::max(begin - offset, int64_t{0});
+    const Ahead next(a.keys(head + 1, 0), a.block_bytes(end - offset - a.context));
+    attend(a, head, first, std::min(end - offset, a.context), next, a.slot(head, share));
   }
 }
 

@@ -18,7 +18,6 @@ namespace {
 
 constexpr int64_t kMaxRows = 8;
 constexpr int64_t kMaxStreams = 8;
-constexpr int64_t kLineBytes = 64;
 // Accumulators that the registers hold beside the operands: bf16 that must be widened takes more of them.
 #if defined(__AVX512BF16__)
 constexpr int kAccumulators = 16;
@@ -40,20 +39,6 @@ template <class Out>
 void store_as(void* out, int64_t index, float value) {
   store(static_cast<Out*>(out) + index, broadcast(value), 1);
 }
-
-// One cache line of weights against the same columns of x.
-template <class T>
-inline vec add_line(vec accumulator, const T* weight, const T* x) {
-  for (int64_t i = 0; i < kLineBytes / int64_t{sizeof(T)}; i += kLanes) accumulator += load(weight + i) * load(x + i);
-  return accumulator;
-}
-
-#if defined(__AVX512BF16__)
-inline vec add_line(vec accumulator, const bf16* weight, const bf16* x) {
-  const auto pairs = [](const bf16* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); };
-  return _mm512_dpbf16_ps(accumulator, pairs(weight), pairs(x));
-}
-#endif
 
 // The last columns, where less than a line is left.
 template <class T>

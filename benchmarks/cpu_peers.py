@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.prompt import PROMPT_TOKENS
 from tabulate import tabulate
 
 from harness.ab.interleave import turning_order
@@ -38,7 +39,6 @@ from harness.specs.run import ProbeConfig
 from harness.stats import paired_ratio
 from harness.traffic import decode_traffic
 
-PROMPT_TOKENS = 32
 OURS = "native"
 PEERS = (OURS, "transformers", "vllm", "llama_cpp")
 SERVE = Path(__file__).parent / "peers" / "serve.py"
@@ -67,7 +67,10 @@ class Peer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin, flush=True)
-        return float(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{self.name} ended: {self.last_words()}")
+        return float(answer)
 
     def last_words(self) -> str:
         self._log.seek(0)
@@ -81,11 +84,13 @@ class Peer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="qwen3-0.6b")
-    parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=8, choices=range(2, 1001), metavar="N")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--python", action="append", default=[], metavar="PEER=INTERPRETER")
     options = parser.parse_args()
-    pythons = dict(setting.split("=", 1) for setting in options.python)
+    pythons = dict(setting.partition("=")[::2] for setting in options.python)
+    if not set(pythons) <= set(PEERS):
+        parser.error(f"--python takes PEER=INTERPRETER with a PEER of {', '.join(PEERS)}")
     folder = find_config("models", options.model, "{name}/config.json").parent
     peers = start_peers(pythons, folder, options.tokens)
     try:
@@ -103,10 +108,10 @@ def start_peers(pythons: dict[str, str], folder: Path, tokens: int) -> list[Peer
         peer = Peer(name, pythons.get(name, sys.executable), folder, tokens)
         if peer.is_ready():
             ready.append(peer)
+        elif name == OURS:
+            raise SystemExit(f"our own engine did not start: {peer.last_words()}")
         else:
             print(f"{name}: did not start: {peer.last_words()}", file=sys.stderr)
-    if not any(peer.name == OURS for peer in ready):
-        raise SystemExit("our own engine did not start: nothing to compare with")
     return ready
 
 

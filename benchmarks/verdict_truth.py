@@ -52,7 +52,7 @@ def run_once(engine: dict[str, Any], seed: int) -> Analysis:
     for repeat in range(config.workload.repeats):
         request = make_request(config.workload, MODEL, repeat)
         events += reading_events(probe, repeat, "before")
-        events += request_events(decoder, probe, request, repeat, config.probe.every_s)
+        events += request_events(decoder, probe, request, repeat, config.probe.every_s, None)
         events += reading_events(probe, repeat, "after")
     events.append(EvidenceEvent(evidence=decoder.explain(request, 16)))
     facts = RunFacts("truth", config, MODEL.spec, rig.device, engine_traffic(config, MODEL), decoder.report(), survey)

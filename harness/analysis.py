@@ -48,7 +48,7 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
     work = _work(facts, repeats)
     row = _identity(facts, requests) | _times(requests, repeats) | work
-    row |= _judgement(facts, repeats, roof, events, work["step_bytes"])
+    row |= _judgement(facts, repeats, requests, roof, events, work["step_bytes"])
     row["warnings"] = tuple(_warnings(facts, requests, roof))
     return requests, Analysis.model_validate(row)
 
@@ -116,13 +116,17 @@ def _work(facts: RunFacts, repeats: Sequence[Repeat]) -> dict[str, Any]:
 
 
 def _judgement(
-    facts: RunFacts, repeats: Sequence[Repeat], roof: Roof, events: Sequence[Event], step_bytes: float | None
+    facts: RunFacts,
+    repeats: Sequence[Repeat],
+    requests: Sequence[RequestFigures],
+    roof: Roof,
+    events: Sequence[Event],
+    step_bytes: float | None,
 ) -> dict[str, Any]:
     """Roof, utilization and the verdict that they lead to."""
     evidence, waited = last_evidence(events), cpu_wait_frac(events)
     util, interval, method = utilization(repeats, facts.traffic, roof)
-    roofs = [roof.read_bytes_per_s(repeat, facts.traffic) for repeat in repeats]
-    roof_rate = median([rate for rate in roofs if rate is not None])
+    roof_rate = median([r.roof_read_bytes_per_s for r in requests if r.roof_read_bytes_per_s is not None])
     step_s = _mean_step_s(repeats)
     verdict = judge(
         Measured(

@@ -1,23 +1,21 @@
-"""`harness bench`: one request after another, each between two readings of the roof, and the judgement of them all.
+"""`harness bench`: one request after another, each with readings of the roof around and within it, and their judgement.
 
 The order is the method (docs/definitions.md, "Order of a run"): the probe's buffer before the engine's memory, a
-warm-up with a prompt that no repeat uses, then probe, request, probe for each repeat; the instrumented pass comes
-last, since its instruments cost time.
+warm-up with a prompt that no repeat uses, then probe, request with its pauses, probe for each repeat; the instrumented
+pass comes last, since its instruments cost time.
 """
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 
 from harness.analysis import RunFacts, analyse
-from harness.devices.contention import cpu_wait_s, waited_between
+from harness.devices.contention import WaitBooks
 from harness.devices.datasheet import match_device
 from harness.engines.base import EXPLAIN_STEPS, Engine, Request, Rig
 from harness.engines.registry import open_rig
@@ -28,7 +26,7 @@ from harness.measure import reading_events, request_events
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
-from harness.specs.event import ChunkEvent, ContentionEvent, Event, EvidenceEvent
+from harness.specs.event import ChunkEvent, Event, EvidenceEvent
 from harness.specs.record import Analysis, RunRecord
 from harness.specs.run import Gate, NativeEngine, RunConfig, Workload
 from harness.specs.step import DecodeTraffic
@@ -153,24 +151,14 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     if probe is not None:
         run.say("the engine's own products beside the probe")
         run.append_all(engine.kernel_reads(partial(probe.read, SHORT_READING_S)))
+    books = None if run.record.engine is None or run.record.engine.kind == "scripted" else WaitBooks()
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {work.repeats}")
         run.append_all(reading_events(probe, repeat, "before"))
-        with _contention_recorded(run, repeat):
-            run.append_all(request_events(engine, probe, request, repeat, run.record.config.probe.every_s))
+        run.append_all(request_events(engine, probe, request, repeat, run.record.config.probe.every_s, books))
         run.append_all(reading_events(probe, repeat, "after"))
     run.say("instrumented pass: where a step's time goes")
     run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
-
-
-@contextmanager
-def _contention_recorded(run: Run, repeat: int) -> Iterator[None]:
-    """What others took of the cores meanwhile; of a scripted engine's virtual time there is nothing to say."""
-    before, began_s = cpu_wait_s(), time.perf_counter()
-    yield
-    wall_s, after = time.perf_counter() - began_s, cpu_wait_s()
-    if run.record.device is not None and run.record.device.kind != "scripted":
-        run.folder.append(ContentionEvent(repeat=repeat, wall_s=wall_s, wait=waited_between(before, after)))
 
 
 def _text(events: Iterable[Event]) -> str:

@@ -9,13 +9,13 @@ import math
 from collections.abc import Iterable, Sequence
 
 from harness.repeats import Repeat
-from harness.roof import Roof, half_width
+from harness.roof import Roof
 from harness.roofline import frac
 from harness.specs.engine import Evidence
 from harness.specs.event import ContentionEvent, Event, EvidenceEvent
 from harness.specs.record import RequestFigures
 from harness.specs.step import DecodeTraffic
-from harness.stats import mean_interval
+from harness.stats import half_width, mean_interval
 from harness.units import percent
 
 
@@ -41,9 +41,9 @@ def utilization(
 ) -> tuple[float | None, tuple[float, float] | None, str | None]:
     """(utilization, its 95 % interval, how the interval was made) over all repeats that have a roof.
 
-    The interval is Student's over the repeats' utilizations, each of which carries the noise of its own two readings;
-    the noise of a kernel's ratio to the probe, which all repeats share, is added in quadrature. A single repeat says
-    nothing of its noise: its interval is the roof's uncertainty.
+    The interval is Student's over the repeats' utilizations, each of which carries the noise of its own readings. A
+    single repeat says nothing of that noise: the roof's uncertainty stands in for it, and the interval is not one of
+    95 %. The noise of a kernel's ratio to the probe, which all repeats share, is added in quadrature.
     """
     floors_times = [
         (floor_s, repeat.decode_s) for repeat in repeats if (floor_s := roof.floor_s(repeat, traffic)) is not None
@@ -51,14 +51,19 @@ def utilization(
     util = frac(sum(floor for floor, _ in floors_times), sum(time for _, time in floors_times))
     if util is None:
         return None, None, None
-    if len(floors_times) == 1:
-        spread = util * roof.uncertainty_frac
-        return util, (util - spread, util + spread), "roof uncertainty; one repeat"
-    interval = mean_interval([floor / time for floor, time in floors_times])
-    assert interval is not None
-    center, half = math.sqrt(interval[0] * interval[1]), math.hypot(half_width(interval), roof.kernel_half_width)
-    widened = f" and of the kernel's ratio, {percent(roof.kernel_half_width)}" if roof.kernel_half_width else ""
-    return util, (center * math.exp(-half), center * math.exp(half)), f"t over {len(floors_times)} repeats{widened}"
+    own_half, method = _own_half_width([floor / time for floor, time in floors_times], roof)
+    if roof.kernel_half_width:
+        method += f", and of the kernel's ratio, {percent(roof.kernel_half_width)}"
+    half = math.hypot(own_half, roof.kernel_half_width)
+    return util, (util * math.exp(-half), util * math.exp(half)), method
+
+
+def _own_half_width(utils: Sequence[float], roof: Roof) -> tuple[float, str]:
+    """(half of the repeats' own interval in logarithms, how it was made)."""
+    interval = mean_interval(utils)
+    if interval is None:
+        return roof.uncertainty_frac, "the roof's uncertainty; one repeat"
+    return half_width(interval), f"t over {len(utils)} repeats"
 
 
 def cpu_wait_frac(events: Iterable[Event]) -> float | None:

@@ -7,38 +7,48 @@ and after a request of ten seconds do not say what it had.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
+from harness.devices.contention import WaitBooks
 from harness.engines.base import Engine, Request
 from harness.probe.base import Probe
 from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, ProbeEvent, SendEvent
 
 
 def request_events(
-    engine: Engine, probe: Probe | None, request: Request, repeat: int, every_s: float | None
+    engine: Engine, probe: Probe | None, request: Request, repeat: int, every_s: float | None, books: WaitBooks | None
 ) -> Iterator[Event]:
-    """Send, chunks as they come, end; and a pause with a reading whenever every_s has passed without one.
+    """Send, chunks as they come, end; a pause with a reading after the first token and then every every_s.
 
-    The first is due every_s after the first chunk: nothing stands between a request and its TTFT.
+    So nothing stands between a request and its TTFT, and the first decode steps do not rest on a reading from before a
+    long prompt. books: what others took of the cores outside the pauses; None where time is scripted.
     """
+    if books is not None:
+        books.open()
     yield SendEvent(repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=engine.num_prompt_tokens(request))
-    due_s = None
+    due_s = -math.inf
     for chunk in engine.generate(request):
         yield ChunkEvent(repeat=repeat, time_s=chunk.time_s, token_ids=chunk.token_ids, text=chunk.text)
         if probe is None or every_s is None or not engine.can_pause:
             continue
-        if due_s is not None and chunk.time_s >= due_s:
-            yield _pause(engine, probe, repeat)
-            due_s = None
-        due_s = due_s or engine.clock_s() + every_s
+        if chunk.token_ids and chunk.time_s >= due_s:
+            yield from _pause(engine, probe, repeat, books)
+            due_s = engine.clock_s() + every_s
     yield EndEvent(repeat=repeat, time_s=engine.clock_s())
+    if books is not None:
+        yield books.closed(repeat)
 
 
-def _pause(engine: Engine, probe: Probe, repeat: int) -> PauseEvent:
+def _pause(engine: Engine, probe: Probe, repeat: int, books: WaitBooks | None) -> Iterator[Event]:
     pause_s = engine.clock_s()
+    if books is not None:
+        yield books.closed(repeat)
     reading = probe.read()
-    return PauseEvent(repeat=repeat, pause_s=pause_s, resume_s=engine.clock_s(), reading=reading)
+    if books is not None:
+        books.open()
+    yield PauseEvent(repeat=repeat, pause_s=pause_s, resume_s=engine.clock_s(), reading=reading)
 
 
 def reading_events(probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> Iterator[Event]:

@@ -5,7 +5,6 @@ neighbouring readings are a stretch, and its roof is their mean: a machine whose
 one request is followed as far as the readings are close.
 """
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from harness.roofline import memory_floor_s
 from harness.specs.event import Event, KernelReadEvent, ProbeEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.step import DecodeTraffic
-from harness.stats import median, median_interval
+from harness.stats import half_width, median, median_interval
 
 MIN_ROOF_UNCERTAINTY_FRAC = 0.03
 
@@ -24,11 +23,6 @@ MIN_ROOF_UNCERTAINTY_FRAC = 0.03
 def reading_rate(reading: ProbeReading) -> float:
     """Bytes per second of a reading: its median pass."""
     return reading.pass_bytes / statistics.median(reading.passes_s)
-
-
-def half_width(interval: tuple[float, float] | None) -> float:
-    """Of an interval of factors: half of it in logarithms; 0 where there is none."""
-    return math.log(interval[1] / interval[0]) / 2 if interval else 0.0
 
 
 @dataclass(frozen=True)
@@ -39,6 +33,10 @@ class Stretch:
     end_step: int
     before: float
     after: float
+
+    @property
+    def num_steps(self) -> int:
+        return self.end_step - self.first_step
 
     @property
     def probe_read_bytes_per_s(self) -> float:
@@ -57,9 +55,9 @@ class Roof:
     kernel_ratio: float
     """The fastest kernel's rate over that of the probe beside it; 1 where the probe is faster."""
     kernel_half_width: float
-    """Where a kernel raised the roof: half the 95 % interval of its ratio, in logarithms."""
+    """Half the 95 % interval of kernel_ratio, in logarithms: of the part of the ratio's interval that is above 1."""
     probe_read_bytes_per_s: float | None
-    """Median over all stretches."""
+    """Median over all decode steps."""
     uncertainty_frac: float
     drift_frac: float | None
     source: str | None
@@ -81,7 +79,7 @@ class Roof:
     def read_bytes_per_s(self, repeat: Repeat, traffic: DecodeTraffic) -> float | None:
         """The one roof that gives the same floor to the whole repeat."""
         floor_s = self.floor_s(repeat, traffic)
-        return floor_s and sum(map(traffic.step_bytes, repeat.step_contexts())) / floor_s
+        return None if floor_s is None else sum(map(traffic.step_bytes, repeat.step_contexts())) / floor_s
 
 
 def find_roof(events: Sequence[Event]) -> Roof:
@@ -89,20 +87,22 @@ def find_roof(events: Sequence[Event]) -> Roof:
 
     roof = max(probe, fastest verified kernel read): the probe is a floor of what memory gives. On a machine whose speed
     moves, the two are comparable only when measured side by side, so the kernel enters as a ratio. Uncertainty is half
-    the difference of neighbouring readings over their mean, the median over stretches, at least 3 per cent.
+    the difference of neighbouring readings over their mean, the median over steps, at least 3 per cent. A ratio that is
+    1 in truth is raised by half its noise, so that utilization reads too low rather than too high.
     """
     rates = [reading_rate(event.reading) for event in events if isinstance(event, ProbeEvent)]
     kernel, ratios = _fastest_kernel(events)
     ratio = statistics.median(ratios)
     by_repeat = _stretches(events)
-    stretches = [stretch for several in by_repeat.values() for stretch in several]
+    by_step = [stretch for several in by_repeat.values() for stretch in several for _ in range(stretch.num_steps)]
+    low, high = median_interval(ratios)
     source = None if not rates else "probe" if ratio <= 1 else f"kernel {kernel}, {ratio:.3f} x the probe beside it"
     return Roof(
         stretches=by_repeat,
         kernel_ratio=max(1.0, ratio),
-        kernel_half_width=half_width(median_interval(ratios)) if ratio > 1 else 0.0,
-        probe_read_bytes_per_s=median([stretch.probe_read_bytes_per_s for stretch in stretches] or rates),
-        uncertainty_frac=max(MIN_ROOF_UNCERTAINTY_FRAC, median([s.half_spread_frac for s in stretches]) or 0.0),
+        kernel_half_width=half_width((max(1.0, low), max(1.0, high))),
+        probe_read_bytes_per_s=median([stretch.probe_read_bytes_per_s for stretch in by_step] or rates),
+        uncertainty_frac=max(MIN_ROOF_UNCERTAINTY_FRAC, median([s.half_spread_frac for s in by_step]) or 0.0),
         drift_frac=rates[-1] / rates[0] - 1 if len(rates) > 1 else None,
         source=source,
     )

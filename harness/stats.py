@@ -3,6 +3,7 @@
 No outlier is ever dropped: one slow request decides a P99, and hiding it would hide the loss.
 """
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,15 +36,23 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[fl
     return float(np.exp(center - half)), float(np.exp(center + half))
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
     """Interval of the median by order statistics: for any distribution, and one wild value does not stretch it.
 
-    Of nine values it is the second smallest to the second largest. Null for fewer than 6, which no order covers.
+    Of nine values it is the second smallest to the second largest. Fewer than 6 have no such interval: theirs is the
+    whole range, which covers 1 - 2^(1 - n).
     """
     from scipy import stats
 
+    if len(values) < 6:
+        return min(values), max(values)
     found = stats.quantile_test(values, q=0, p=0.5).confidence_interval(confidence)
-    return None if np.isnan(found.low) or np.isnan(found.high) else (float(found.low), float(found.high))
+    return float(found.low), float(found.high)
+
+
+def half_width(interval: tuple[float, float]) -> float:
+    """Of an interval of factors: half of it in logarithms."""
+    return math.log(interval[1] / interval[0]) / 2
 
 
 @dataclass(frozen=True)

@@ -97,10 +97,10 @@ def _unstable(m: Measured) -> Verdict | None:
     if m.cpu_wait_frac is not None and m.cpu_wait_frac > MAX_CPU_WAIT_FRAC:
         reason = f"other processes kept this run's threads from their cores for {percent(m.cpu_wait_frac)} of the time"
     elif m.roof_uncertainty_frac > MAX_ROOF_UNCERTAINTY_FRAC:
-        reason = f"the readings around a repeat differ by {percent(2 * m.roof_uncertainty_frac)}: the roof moved"
+        reason = f"neighbouring readings differ by {percent(2 * m.roof_uncertainty_frac)}: the roof moved"
     elif m.interval_frac is not None and m.interval_frac[1] - m.interval_frac[0] > MAX_INTERVAL_WIDTH_FRAC:
         low, high = m.interval_frac
-        reason = f"the 95 % interval of utilization, {low:.3f} to {high:.3f}, is wider than {MAX_INTERVAL_WIDTH_FRAC}"
+        reason = f"the interval of utilization, {low:.3f} to {high:.3f}, is wider than {MAX_INTERVAL_WIDTH_FRAC}"
     else:
         return None
     quiet = "stop what else runs on the machine, or raise workload.repeats"

@@ -156,7 +156,7 @@ def test_two_runs_at_once_in_one_place(config: Path, tmp_path: Path, start) -> N
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     assert {load_record(folder).status for folder in folders} == {"done"}
-    assert [len(load_events(folder)) for folder in folders] == [15 + 2 * (2 + 200 + 5 + 2) + 1] * 2, (
+    assert [len(load_events(folder)) for folder in folders] == [15 + 2 * (2 + 200 + 6 + 2) + 1] * 2, (
         "kernel reads, repeats with pauses, evidence"
     )
 

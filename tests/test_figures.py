@@ -97,8 +97,8 @@ def test_utilization_is_floors_over_times() -> None:
     assert found.util_frac == pytest.approx(floor_s / 4.0)
     util, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof(events))
     assert util == pytest.approx(floor_s / 4.0)
-    assert interval == pytest.approx((util * 0.97, util * 1.03))
-    assert method == "roof uncertainty; one repeat"
+    assert interval == pytest.approx((util * math.exp(-0.03), util * math.exp(0.03)))
+    assert method == "the roof's uncertainty; one repeat"
 
 
 def test_each_repeat_is_judged_by_its_own_readings() -> None:
@@ -106,7 +106,7 @@ def test_each_repeat_is_judged_by_its_own_readings() -> None:
     roof = find_roof(events)
     assert [figures(events, i).roof_read_bytes_per_s for i in (0, 1)] == pytest.approx([2e6, 4e6])
     assert roof.drift_frac == pytest.approx(4.0)
-    assert roof.uncertainty_frac == pytest.approx((0.5 + 0.25) / 2)  # half of 2/2 and of 2/4
+    assert roof.uncertainty_frac == pytest.approx((0.5 + 0.25) / 2)  # half of 2/2 and of 2/4; a step in each
     assert roof.source == "probe"
 
 
@@ -159,10 +159,51 @@ def test_the_noise_of_the_kernels_ratio_widens_the_interval() -> None:
     assert interval is not None
     assert interval[1] / interval[0] == pytest.approx(1.20 / 1.05)
     assert math.sqrt(interval[0] * interval[1]) == pytest.approx(util)
-    assert method == "t over 3 repeats and of the kernel's ratio, 6.7 %"
+    assert method == "t over 3 repeats, and of the kernel's ratio, 6.7 %"
     slower = [event.model_copy(update={"read_bytes": 100}) for event in reads]
     _, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof([*slower, *events[9:]]))
     assert method == "t over 3 repeats", "a kernel that did not raise the roof adds no noise to it"
+
+
+def kernel_trials(*ratios: float) -> list[Event]:
+    return [
+        KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(1000 / (0.5e6 * ratio),), reading=reading(0.5e6))
+        for ratio in ratios
+    ]
+
+
+def test_of_a_ratio_around_one_only_what_is_above_it_counts() -> None:
+    """The interval 0.96 to 1.04 of a ratio is 1 to 1.04 of the larger of kernel and probe."""
+    roof = find_roof([*kernel_trials(0.9, 0.96, 0.97, 0.98, 0.99, 1.0, 1.01, 1.04, 1.1), *around(0, 1e6, [], 1e6)])
+    assert (roof.kernel_ratio, roof.source) == (1.0, "probe")
+    assert roof.kernel_half_width == pytest.approx(math.log(1.04) / 2)
+
+
+def test_a_single_repeats_interval_has_the_ratios_noise_too() -> None:
+    events = [*kernel_trials(1.05, 1.1, 1.15), *around(0, 1e6, request(0, 0.0, [1.0, 3.0]), 1e6)]
+    _, interval, method = utilization(finished_repeats(events), TRAFFIC, find_roof(events))
+    assert interval is not None
+    assert math.log(interval[1] / interval[0]) / 2 == pytest.approx(math.hypot(0.03, math.log(1.15 / 1.05) / 2))
+    assert method == "the roof's uncertainty; one repeat, and of the kernel's ratio, 4.5 %"
+
+
+def test_the_interval_stands_around_the_utilization() -> None:
+    """One long repeat among short ones: the ratio of sums is the long one's, and so is the middle of the interval."""
+    long = request(0, 0.0, [1.0 + i for i in range(400)])
+    short = [around(i, 1e6, request(i, 0.0, [1.0, 4.0]), 1e6) for i in (1, 2, 3)]
+    events = [*around(0, 1e6, long, 1e6), *short[0], *short[1], *short[2]]
+    util, interval, _ = utilization(finished_repeats(events), TRAFFIC, find_roof(events))
+    assert interval is not None
+    assert interval[0] < util < interval[1]
+
+
+def test_a_pause_after_the_last_token_weighs_nothing() -> None:
+    """Its readings agree, and no step stands between them."""
+    events = around(0, 1e6, request(0, 0.0, [1.0, 2.0, 3.0]), 1.5e6)
+    without = find_roof(events)
+    events.insert(-2, PauseEvent(repeat=0, pause_s=3.0, resume_s=4.0, reading=reading(1.5e6)))
+    assert find_roof(events).uncertainty_frac == pytest.approx(without.uncertainty_frac)
+    assert find_roof(events).probe_read_bytes_per_s == pytest.approx(without.probe_read_bytes_per_s)
 
 
 def test_a_slower_kernel_does_not_lower_the_roof() -> None:

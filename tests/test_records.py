@@ -15,7 +15,7 @@ from harness.errors import ConfigError
 from harness.records import RECORD, SAMPLES, RunFolder, find_run, list_runs, load_events, load_record
 from harness.report.runs import comparison_rows, recompute_run, run_rows
 from harness.specs.event import EndEvent
-from harness.specs.record import RunRecord
+from harness.specs.record import SCHEMA_VERSION, RunRecord
 from harness.specs.run import RunConfig
 
 CONFIG = RunConfig.model_validate(
@@ -99,7 +99,7 @@ def test_an_unreadable_record_does_not_hide_the_others(tmp_path: Path) -> None:
 
 def test_a_record_of_another_version_is_refused_by_field(tmp_path: Path) -> None:
     folder, _ = made(tmp_path)
-    text = (folder / RECORD).read_text().replace('"schema_version": 1', '"schema_version": 99')
+    text = (folder / RECORD).read_text().replace(f'"schema_version": {SCHEMA_VERSION}', '"schema_version": 1')
     (folder / RECORD).write_text(text)
     with pytest.raises(ConfigError, match="schema_version"):
         load_record(folder)
@@ -154,7 +154,7 @@ import sys, time
 from pathlib import Path
 from harness.records import RunFolder, load_record
 from harness.specs.event import EndEvent
-from harness.specs.record import RunRecord
+from harness.specs.record import SCHEMA_VERSION, RunRecord
 record = load_record(Path(sys.argv[1])).model_copy(update={"status": "running", "analysis": None})
 with RunFolder.create(Path(sys.argv[2]), "cpu", "killed") as folder:
     folder.write(record)

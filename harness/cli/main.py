@@ -6,6 +6,7 @@ Nothing heavy is imported here: `harness --help` answers at once, and each comma
 import errno
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -73,14 +74,24 @@ def _add_commands() -> None:
 _add_commands()
 
 
+def _stdout_is_full() -> bool:
+    """Whether one more byte can't be written either: any other file may be the full one."""
+    try:
+        os.write(sys.stdout.fileno(), b"\n")
+    except OSError as fault:
+        return fault.errno == errno.ENOSPC
+    return False
+
+
 def main() -> None:
     """Console entry point."""
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - stands for what the shell closed: >&-
     try:
         sys.exit(app())
-    except OSError as fault:
-        if fault.errno != errno.ENOSPC:
+    except OSError:
+        if "--debug" in sys.argv or not _stdout_is_full():
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes as it ends fails no more
+        sys.stdout = None  # what Python flushes as it ends would fail once more
         typer.echo("error: standard output is full\nmend:  free some space where it is written to", err=True)
         sys.exit(ConfigError.exit_code)
 

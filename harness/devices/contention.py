@@ -7,20 +7,41 @@ reads too low although memory, model and kernels are the same.
 
 import os
 import time
+from collections.abc import Set
 from pathlib import Path
 
-from harness.specs.event import CpuWait
+from harness.specs.event import ContentionEvent, CpuWait
 
 _TASKS = Path("/proc/self/task")
 _CPUS = Path("/proc/stat")
 
 
-def cpu_wait_s() -> CpuWait:
-    """Seconds so far that our threads stood in a run queue, that our CPUs ran others, and that they were stolen.
+class WaitBooks:
+    """What others take of the CPUs that this process may use, between open() and closed().
+
+    Which CPUs is asked once, when the books are made: a thread that is pinned later may use one of them only.
+    """
+
+    def __init__(self) -> None:
+        self._cpus = os.sched_getaffinity(0)
+        self.open()
+
+    def open(self) -> None:
+        """From now on."""
+        self._began_s, self._before = time.perf_counter(), cpu_wait_s(self._cpus)
+
+    def closed(self, repeat: int) -> ContentionEvent:
+        """Until now."""
+        wall_s = time.perf_counter() - self._began_s
+        return ContentionEvent(repeat=repeat, wall_s=wall_s, wait=waited_between(self._before, cpu_wait_s(self._cpus)))
+
+
+def cpu_wait_s(cpus: Set[int]) -> CpuWait:
+    """Seconds so far that our threads stood in a run queue, that these CPUs ran others, and that they were stolen.
 
     Differences of two calls count; a source that the kernel does not offer is null.
     """
-    busy_s, stolen_s = _busy_and_stolen_s()
+    busy_s, stolen_s = _busy_and_stolen_s(cpus)
     others_s = None if busy_s is None else max(0.0, busy_s - time.process_time())
     return CpuWait(queued_s=_queued_s(), others_s=others_s, stolen_s=stolen_s)
 
@@ -47,13 +68,13 @@ def _queued_s() -> float | None:
     return sum(int(text.split()[1]) for text in texts) / 1e9
 
 
-def _busy_and_stolen_s() -> tuple[float | None, float | None]:
-    """Of the CPUs that we may use, from /proc/stat: cpuN user nice system idle iowait irq softirq steal, in ticks."""
+def _busy_and_stolen_s(cpus: Set[int]) -> tuple[float | None, float | None]:
+    """Of these CPUs, from /proc/stat: cpuN user nice system idle iowait irq softirq steal, in ticks."""
     try:
         lines = [line.split() for line in _CPUS.read_text().splitlines()]
     except OSError:
         return None, None
-    ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ours = {f"cpu{number}" for number in cpus}
     ticks = [[int(field) for field in line[1:9]] for line in lines if line and line[0] in ours and len(line) > 8]
     if not ticks:
         return None, None

@@ -89,7 +89,7 @@ class AbRow(Frozen):
 class AbRecord(Frozen):
     """record.json of an A/B."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     kind: Literal["ab-linear"] = "ab-linear"
     run_id: str
     created_utc: str

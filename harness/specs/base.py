@@ -27,8 +27,10 @@ def _no_truth(value: object) -> object:
     return value
 
 
-Magnitude = Annotated[float, BeforeValidator(_no_truth), Field(ge=1e-24, le=1e24)]
+Number = Annotated[float, BeforeValidator(_no_truth)]
+"""A number as users write it."""
+Magnitude = Annotated[Number, Field(ge=1e-24, le=1e24)]
 """A positive figure in SI units as users write it, within what the physical world has: products and quotients of a few
 such neither overflow nor vanish."""
-Share = Annotated[float, BeforeValidator(_no_truth), Field(ge=0, le=1)]
+Share = Annotated[Number, Field(ge=0, le=1)]
 """A part of a whole."""

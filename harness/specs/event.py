@@ -13,7 +13,7 @@ from harness.specs.probe import ProbeReading
 
 
 class ProbeEvent(Frozen):
-    """A bracketing reading. Each repeat has two of its own: shared ones would make neighbours err together."""
+    """A reading around a repeat. Each has two of its own: shared ones would make neighbours err together."""
 
     event: Literal["probe"] = "probe"
     repeat: NonNegativeInt
@@ -22,7 +22,7 @@ class ProbeEvent(Frozen):
 
 
 class KernelReadEvent(Frozen):
-    """A kernel's verified read of a weight, timed beside a probe reading: can show that the probe is not the roof."""
+    """A kernel's verified reads of weights, timed beside a probe reading: can show that the probe is not the roof."""
 
     event: Literal["kernel_read"] = "kernel_read"
     kernel: str

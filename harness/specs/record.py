@@ -13,7 +13,7 @@ from harness.specs.probe import ProbeReport
 from harness.specs.run import RunConfig
 from harness.specs.step import DecodeTraffic
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 
 
 class RequestFigures(Frozen):
@@ -27,7 +27,7 @@ class RequestFigures(Frozen):
     """(last token - first token) / (n - 1); null for fewer than two tokens."""
     throughput_tokens_per_s: PositiveFloat | None
     roof_read_bytes_per_s: PositiveFloat | None
-    """From the readings just before and after this repeat."""
+    """The one roof that gives this repeat the floor that its stretches between readings have."""
     util_frac: PositiveFloat | None
 
 
@@ -71,7 +71,7 @@ class Analysis(Frozen):
     util_frac: PositiveFloat | None
     """Sum of the decode steps' floors over the sum of their measured times."""
     util_interval_frac: tuple[float, float] | None
-    """95 per cent, over repeats."""
+    """95 per cent over repeats; of a single one the roof's uncertainty. util_interval_method says which."""
     util_interval_method: str | None
 
     ttft_s: PositiveFloat | None
@@ -108,7 +108,7 @@ class Analysis(Frozen):
     roof_read_bytes_per_s: PositiveFloat | None
     roof_source: str | None
     probe_read_bytes_per_s: PositiveFloat | None
-    """Median over repeats of the mean of a repeat's two readings."""
+    """Mean of the readings before and after each decode step, the median over steps."""
     probe_drift_frac: float | None
     """Last reading over first, minus one."""
     roof_uncertainty_frac: PositiveFloat | None
@@ -139,7 +139,7 @@ Status = Literal["running", "done", "failed", "interrupted"]
 class RunRecord(Frozen):
     """record.json."""
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     run_id: str
     created_utc: str
     kind: Literal["bench"] = "bench"

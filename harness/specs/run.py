@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from harness.specs.base import Count, Frozen, Magnitude, Share
+from harness.specs.base import Count, Frozen, Magnitude, Number, Share
 
 
 class Workload(Frozen):
@@ -66,9 +66,9 @@ class ScriptedEngine(Frozen):
     util_frac: Magnitude = 0.8
     """True utilization: floor over step time."""
     bandwidth_bytes_per_s: Magnitude = 25e9
-    bandwidth_drift_frac: float = Field(default=0.0, gt=-0.95, le=100)
+    bandwidth_drift_frac: Annotated[Number, Field(gt=-0.95, le=100)] = 0.0
     """Change of the machine's bandwidth, for probe and steps alike, from the run's first second to its last."""
-    bandwidth_wave_frac: float = Field(default=0.0, ge=0, le=0.9)
+    bandwidth_wave_frac: Annotated[Number, Field(ge=0, le=0.9)] = 0.0
     """The bandwidth also swings by so much around that line, as memory shared with neighbours does."""
     bandwidth_wave_s: Magnitude = 20.0
     """Length of one swing."""
@@ -79,7 +79,7 @@ class ScriptedEngine(Frozen):
     """What the probe reads of the true bandwidth; below 1 the engine's kernels outrun it, as real ones may."""
     repeat_noise_frac: Share = 0.0
     """Noise that a whole repeat shares: what the interval over repeats must cover."""
-    gap_s: float = Field(default=0.0, ge=0, le=1e6)
+    gap_s: Annotated[Number, Field(ge=0, le=1e6)] = 0.0
     """Idle time inside each step, as launches or a synchronizing host leave it; comes on top of util_frac."""
     kv_util_frac: Magnitude | None = None
     """The cache is read at this fraction of the roof, the weights at util_frac."""
@@ -101,10 +101,10 @@ class ProbeConfig(Frozen):
     survey_s: Magnitude = 8.0
     """Time for the sweep over readers, copy, write and the thread curve."""
     reading_s: Magnitude = 0.4
-    """Length of one bracketing reading."""
+    """Length of one reading, around a request or in its pauses."""
     every_s: Magnitude | None = 2.0
-    """An engine that can wait pauses its request this often for a reading, the time of which no figure contains.
-    Null: never."""
+    """An engine that can wait pauses its request for a reading after the first token and then this often; no figure
+    contains that time. Null: never."""
 
 
 class Gate(Frozen):

@@ -131,7 +131,10 @@ def test_bad_input_is_exit_code_2(config: Path, arguments: tuple[str, ...]) -> N
 
 @pytest.mark.parametrize("value", ["1e300", "1e-300", "true", ".inf", "-1.0", "0"])
 def test_what_no_machine_has_is_refused(config: Path, value: str) -> None:
-    for key in ("util_frac", "bandwidth_bytes_per_s", "peak_flop_per_s", "kv_util_frac", "probe_frac"):
+    keys = ["util_frac", "bandwidth_bytes_per_s", "peak_flop_per_s", "kv_util_frac", "probe_frac"]
+    if value == "true":
+        keys += ["gap_s", "bandwidth_drift_frac", "bandwidth_wave_frac", "step_noise_frac"]
+    for key in keys:
         result = harness("bench", config, "--set", f"engine.{key}={value}", code=2)
         assert f"engine.{key}" in result.stderr.replace("scripted.", "")
 

@@ -1,7 +1,9 @@
 """Whole runs of the native engine on tiny models: structure, counts, refusals. No speed, no verdict."""
 
 import json
+import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +36,14 @@ def model(tmp_path: Path) -> Path:
     return path
 
 
-def run(model: Path, runs: Path, engine: dict[str, Any] | None = None, **workload: Any) -> tuple[Path, RunRecord, str]:
+def run(
+    model: Path, runs: Path, engine: dict[str, Any] | None = None, every_s: float | None = 2.0, **workload: Any
+) -> tuple[Path, RunRecord, str]:
     config = {
         "name": "tiny", "model": str(model),
         "engine": {"kind": "native", "device": "cpu", "weights": "synthetic", **(engine or {})},
         "workload": {"input_tokens": 9, "output_tokens": 40, "repeats": 2, "warmup_tokens": 2, **workload},
-        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.01},
+        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.01, "every_s": every_s},
     }  # fmt: skip
     return run_bench(RunConfig.model_validate(config), runs, lambda line: None)
 
@@ -68,6 +72,22 @@ def test_a_run_records_what_ran(model: Path, tmp_path: Path) -> None:
     assert record.analysis is not None
     assert record.analysis.outside_kernels_frac is not None
     assert record.analysis.tensors_source == "config"
+
+
+def test_a_pause_after_every_token_changes_no_token(model: Path, tmp_path: Path) -> None:
+    """The probe reads on the engine's own threads, in the middle of its request, and gives them back as they were."""
+    cpus = os.sched_getaffinity(0)
+    paused, _, _ = run(model, tmp_path, every_s=1e-9)
+    assert os.sched_getaffinity(0) == cpus
+    alone, _, _ = run(model, tmp_path, every_s=None)
+    kinds = [Counter(event.event for event in load_events(folder)) for folder in (paused, alone)]
+    assert (kinds[0]["pause"], kinds[1]["pause"]) == (2 * 40, 0)
+    assert kinds[0]["contention"] == 2 * (40 + 1)
+    tokens = [
+        [event.token_ids for event in load_events(folder) if isinstance(event, ChunkEvent)]
+        for folder in (paused, alone)
+    ]
+    assert tokens[0] == tokens[1]
 
 
 def test_the_backends_read_what_the_traffic_counts(model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""The timed region: what comes between the chunks, and what does not."""
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import pytest
+
+from harness.devices.contention import WaitBooks
+from harness.engines.base import KERNEL_READ_TRIALS, MIN_KERNEL_READ_TRIALS, Chunk, Request, side_by_side
+from harness.measure import reading_events, request_events
+from harness.specs.event import ContentionEvent, PauseEvent
+from harness.specs.probe import ProbeReading
+
+REQUEST = Request(None, (1, 2, 3), 8, ignore_eos=True)
+
+
+class Engine:
+    """Chunks at given times of a clock that the probe moves as well."""
+
+    can_pause: ClassVar[bool] = True
+
+    def __init__(self, chunks: Sequence[tuple[float, tuple[int, ...]]]) -> None:
+        self.chunks, self.now_s = chunks, 0.0
+
+    def clock_s(self) -> float:
+        return self.now_s
+
+    def num_prompt_tokens(self, request: Request) -> int:
+        return 3
+
+    def generate(self, request: Request) -> Iterator[Chunk]:
+        for step_s, token_ids in self.chunks:
+            self.now_s += step_s
+            yield Chunk(self.now_s, token_ids)
+
+
+class Server(Engine):
+    can_pause: ClassVar[bool] = False
+
+
+class Probe:
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def read(self, reading_s: float | None = None) -> ProbeReading:
+        self.engine.now_s += 0.5
+        return reading(1.0)
+
+
+def reading(pass_s: float) -> ProbeReading:
+    return ProbeReading(pass_bytes=1, passes_s=(pass_s,), variant="x")
+
+
+def kinds(engine: Engine, every_s: float | None = 2.0, with_probe: bool = True) -> list[str]:
+    probe = Probe(engine) if with_probe else None
+    return [event.event for event in request_events(engine, probe, REQUEST, 0, every_s, None)]  # type: ignore[arg-type]
+
+
+def test_the_first_pause_follows_the_first_token_and_the_next_come_every_two_seconds() -> None:
+    engine = Engine([(5.0, (1,)), *[(1.0, (1,))] * 5])
+    assert kinds(engine) == [
+        "send", "chunk", "pause", "chunk", "chunk", "pause", "chunk", "chunk", "pause", "chunk", "end",
+    ]  # fmt: skip
+
+
+def test_a_chunk_without_a_token_is_not_followed_by_a_pause() -> None:
+    assert kinds(Engine([(1.0, ()), (5.0, ()), (1.0, (1,))])) == ["send", "chunk", "chunk", "chunk", "pause", "end"]
+
+
+@pytest.mark.parametrize("engine", [Engine, Server])
+def test_without_probe_or_period_and_in_a_server_nothing_pauses(engine: type[Engine]) -> None:
+    chunks = [(9.0, (1,))] * 3
+    assert "pause" not in kinds(engine(chunks), every_s=None)
+    assert "pause" not in kinds(engine(chunks), with_probe=False)
+    assert ("pause" in kinds(engine(chunks))) is engine.can_pause
+
+
+def test_a_pause_lasts_as_long_as_its_reading() -> None:
+    engine = Engine([(1.0, (1,)), (1.0, (1,))])
+    (pause,) = [e for e in request_events(engine, Probe(engine), REQUEST, 7, 2.0, None) if isinstance(e, PauseEvent)]  # type: ignore[arg-type]
+    assert (pause.repeat, pause.pause_s, pause.resume_s) == (7, 1.0, 1.5)
+
+
+def test_the_books_of_the_cores_are_closed_over_a_pause() -> None:
+    engine = Engine([(1.0, (1,)), (1.0, (1,))])
+    events = list(request_events(engine, Probe(engine), REQUEST, 3, 2.0, WaitBooks()))  # type: ignore[arg-type]
+    assert [event.event for event in events] == ["send", "chunk", "contention", "pause", "chunk", "end", "contention"]
+    assert {event.repeat for event in events if isinstance(event, ContentionEvent)} == {3}
+
+
+def test_no_probe_no_reading() -> None:
+    assert list(reading_events(None, 0, "before")) == []
+
+
+def test_kernel_and_probe_take_turns_in_going_first() -> None:
+    order: list[str] = []
+
+    def calls() -> tuple[float, ...]:
+        order.append("kernel")
+        return (1.0,)
+
+    def probe() -> ProbeReading:
+        order.append("probe")
+        return reading(0.5)
+
+    trials = list(side_by_side(calls, probe))
+    assert len(trials) == KERNEL_READ_TRIALS
+    assert order[:6] == ["probe", "kernel", "kernel", "probe", "probe", "kernel"]
+
+
+def test_long_reads_are_tried_no_oftener_than_the_median_needs() -> None:
+    assert len(list(side_by_side(lambda: (60.0,), lambda: reading(60.0)))) == MIN_KERNEL_READ_TRIALS

@@ -137,3 +137,21 @@ def test_any_text_gives_a_configuration_or_a_config_error(tmp_path_factory: pyte
     path.write_text(text)
     with pytest.raises(ConfigError):
         load_yaml_model(path, RunConfig)
+
+
+def test_of_several_faults_the_first_is_named_and_the_others_counted(path: Path) -> None:
+    assert "more)" not in refused(path, GOOD + "  a: 1\n")
+    assert "(and 2 more)" in refused(path, GOOD + "  a: 1\n  b: 1\n  c: 1\n")
+
+
+def test_a_fault_in_a_list_has_the_line_of_its_item(path: Path) -> None:
+    prompts = GOOD.replace("  input_tokens: 8\n", "  prompts:\n    - one\n    - ''\n")
+    text = refused(path, prompts)
+    assert f"{path}:9" in text
+    assert "workload.prompts.1" in text
+
+
+def test_a_key_that_stands_twice_within_a_list_is_refused(path: Path) -> None:
+    text = refused(path, GOOD + "  prompts:\n    - a: 1\n      a: 2\n")
+    assert f"{path}:10" in text
+    assert "twice" in text

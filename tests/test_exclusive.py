@@ -1,5 +1,6 @@
 """One measurement at a time: the second process says so, waits, and goes on when the first has ended."""
 
+import fcntl
 import subprocess
 import sys
 import time
@@ -35,6 +36,10 @@ def test_a_second_measurement_waits_for_the_first(tmp_path: Path, monkeypatch: p
     with measuring(say):
         assert len(said) == 1
         assert "waiting" in said[0]
+        holder.wait()
+        (lock,) = tmp_path.iterdir()
+        with lock.open() as file, pytest.raises(BlockingIOError):  # it has the lock now, and did not just go on
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert time.monotonic() - began < 30
     holder.wait()
 

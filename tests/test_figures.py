@@ -6,7 +6,7 @@ import pytest
 
 from harness.figures import cpu_wait_frac, request_figures, utilization
 from harness.repeats import finished_repeats
-from harness.roof import find_roof
+from harness.roof import find_roof, reading_rate
 from harness.specs.event import (
     ChunkEvent,
     ContentionEvent,
@@ -232,3 +232,16 @@ def test_a_repeat_without_a_reading_after_it_has_no_roof() -> None:
     events = around(0, 1e6, request(0, 0.0, [1.0, 2.0]), 1e6)[:-1]
     assert find_roof(events).stretches == {}
     assert figures(events).util_frac is None
+
+
+def test_rates_are_those_of_the_median_pass_and_call() -> None:
+    """One lucky pass is no roof: the caches may have served it."""
+    probe = ProbeReading(pass_bytes=1000, passes_s=(1.0, 2.0, 4.0), variant="x")
+    assert reading_rate(probe) == 500.0
+    kernel = KernelReadEvent(kernel="gemv", read_bytes=1000, calls_s=(0.1, 1.0, 4.0), reading=probe)
+    assert find_roof([kernel]).kernel_ratio == pytest.approx(2.0)
+
+
+def test_readings_without_a_finished_repeat_still_tell_the_probes_rate() -> None:
+    events = around(0, 1e6, request(0, 0.0, [1.0, 2.0])[:-1], 3e6)
+    assert find_roof(events).probe_read_bytes_per_s == pytest.approx(2e6)

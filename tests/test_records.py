@@ -7,12 +7,23 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.bench import run_bench
 from harness.errors import ConfigError
-from harness.records import RECORD, SAMPLES, RunFolder, find_run, list_runs, load_events, load_record
+from harness.records import (
+    RECORD,
+    SAMPLES,
+    RunFolder,
+    end_recorded,
+    find_run,
+    list_runs,
+    load_events,
+    load_record,
+    write_record,
+)
 from harness.report.runs import comparison_rows, recompute_run, run_rows
 from harness.specs.event import EndEvent
 from harness.specs.record import SCHEMA_VERSION, RunRecord
@@ -83,6 +94,9 @@ def test_find_run_by_part_and_refuse_what_is_not_one(tmp_path: Path) -> None:
     assert find_run(tmp_path, folder.name[-8:]) == folder
     assert find_run(tmp_path, folder.name) == folder
     assert find_run(Path("/nowhere"), str(other)) == other
+    longer = folder.rename(folder.with_name(f"{other.name}0"))
+    assert find_run(tmp_path, other.name) == other, "though another's id begins with it"
+    assert find_run(tmp_path, longer.name) == longer
     with pytest.raises(ConfigError, match="part of 2 runs"):
         find_run(tmp_path, "scripted")
     with pytest.raises(ConfigError, match="no run"):
@@ -114,6 +128,9 @@ def test_comparison_shows_figures_and_what_differs(tmp_path: Path) -> None:
     assert rows["verdict"][b.run_id] == "underfed"
     assert rows["config.engine.util_frac"][b.run_id] == 0.5
     assert "config.workload.repeats" not in rows
+    later = b.environment.model_copy(update={"utc": "2001-01-01", "load_average": (9.0, 9.0, 9.0)})
+    rows = {row["figure"]: row for row in comparison_rows([a, b.model_copy(update={"environment": later})])}
+    assert not {"environment.utc", "environment.load_average"} & rows.keys(), "no two runs agree in these"
     with pytest.raises(ConfigError, match="one run alone"):
         comparison_rows([a])
 
@@ -137,6 +154,11 @@ def test_damaged_samples_do_not_replace_a_good_record(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="before its send"):
         recompute_run(folder)
     assert load_record(folder) == record
+
+
+def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
+    names = [made(tmp_path)[0].name for _ in range(5)]
+    assert [folder.name for folder, _ in list_runs(tmp_path)] == names
 
 
 def test_no_runs_is_an_empty_list(tmp_path: Path) -> None:
@@ -183,3 +205,57 @@ def test_kill_9_at_any_point_leaves_a_whole_record_and_its_samples(tmp_path: Pat
     assert [event.repeat for event in events if isinstance(event, EndEvent)] == list(range(len(events)))
     if record.run_id.isdigit():
         assert len(events) >= int(record.run_id)
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "exit_code"),
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (ConfigError("what", "mend"), "failed", 2),
+        (KeyError("x"), "failed", 1),
+    ],
+)
+def test_whatever_ends_a_run_is_recorded_and_goes_on_up(fault: BaseException, status: str, exit_code: int) -> None:
+    fields: dict[str, Any] = {}
+    with pytest.raises(type(fault)), end_recorded(fields.update):
+        raise fault
+    assert fields["status"] == status
+    assert fields["failure"].exit_code == exit_code
+
+
+def test_samples_and_log_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path, "cpu", "t") as folder:
+        folder.append(EndEvent(repeat=0, time_s=1.0))
+        folder.log("as it happens")
+        assert len(load_events(folder.path)) == 1
+        assert (folder.path / "log.txt").read_text() == "as it happens\n"
+
+
+def test_a_record_is_replaced_and_never_rewritten(tmp_path: Path) -> None:
+    """Who has the old file open reads it whole."""
+    folder, record = made(tmp_path)
+    with (folder / RECORD).open() as opened:
+        write_record(folder, record.model_copy(update={"run_id": "other"}))
+        assert RunRecord.model_validate_json(opened.read()) == record
+    assert load_record(folder).run_id == "other"
+
+
+@pytest.mark.parametrize(("device", "part"), [("sm_90", "sm_90"), ("AMD EPYC/9", "AMD-EPYC-9"), ("//", "device")])
+def test_a_devices_name_becomes_part_of_a_folders(tmp_path: Path, device: str, part: str) -> None:
+    with RunFolder.create(tmp_path, device, "t") as folder:
+        assert folder.path.parent == tmp_path
+        assert folder.run_id.partition("-")[2].startswith(f"{part}-t-")
+
+
+def test_a_running_record_whose_samples_are_gone_is_interrupted(tmp_path: Path) -> None:
+    folder, record = made(tmp_path)
+    write_record(folder, record.model_copy(update={"status": "running"}))
+    (folder / SAMPLES).unlink()
+    assert load_record(folder).status == "interrupted"
+
+
+def test_recomputed_figures_replace_those_of_the_record(tmp_path: Path) -> None:
+    folder, record = made(tmp_path)
+    write_record(folder, record.model_copy(update={"requests": (), "analysis": None}))
+    recompute_run(folder)
+    assert load_record(folder) == record

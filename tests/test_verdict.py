@@ -173,3 +173,31 @@ def test_a_probe_that_read_a_cache_is_invalid() -> None:
     found = judge(measured(probe_buffer_bytes=999))
     assert found.verdict == "invalid"
     assert "read no memory" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("util", "verdict"), [(0.6999, "underfed"), (0.7, "approaching"), (0.8999, "approaching"), (0.9, "at-wall")]
+)
+def test_a_bound_belongs_to_the_band_above_it(util: float, verdict: str) -> None:
+    assert judge(measured(util_frac=util)).verdict == verdict
+
+
+def test_a_roof_that_moved_is_unstable_and_the_difference_is_named() -> None:
+    found = judge(measured(roof_uncertainty_frac=0.2))
+    assert found.verdict == "unstable"
+    assert "differ by 40.0 %" in found.reason
+    assert judge(measured(roof_uncertainty_frac=0.1)).verdict == "underfed"
+
+
+def test_ranks_that_wait_for_each_other_are_the_cause() -> None:
+    parts = (LaunchClass(name="linear", step_s=1.0, read_bytes=10**9),)
+    found = judge(measured(evidence=Evidence(num_steps=9, step_s=2.0, communication_s=1.0, classes=parts)))
+    assert found.cause == "communication"
+    assert "100.0 % of the loss" in found.reason
+
+
+def test_an_instrumented_pass_that_lost_nothing_names_no_cause() -> None:
+    """It ran on a faster machine than the repeats did: nothing of it says why they were slow."""
+    parts = (LaunchClass(name="linear", step_s=0.9, read_bytes=10**9),)
+    cause, _ = find_cause(measured(evidence=Evidence(num_steps=9, step_s=0.9, outside_kernels_s=0.0, classes=parts)))
+    assert cause == "unknown"

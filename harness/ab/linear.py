@@ -161,8 +161,9 @@ class _Comparison:
         """A backend bound to the arena and checked on its first place; unsupported and incorrect ones are not bound."""
         cls = linear_backends.get(name)
         support = cls.supports(problem, self._executor.device)
+        label = f"{problem.m}x{problem.n}x{problem.k}{'+bias' if problem.bias else ''}"
         fields: dict[str, Any] = {
-            "role": "/".join(shape.roles), "shape": f"{problem.m}x{problem.n}x{problem.k}", "problem": problem,
+            "role": "/".join(shape.roles), "shape": label, "problem": problem,
             "calls_per_token": shape.calls_per_token, "backend": name, "contest_legal": cls.contest_legal,
         }  # fmt: skip
         if not support.ok:

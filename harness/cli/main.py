@@ -88,8 +88,8 @@ def main() -> None:
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - stands for what the shell closed: >&-
     try:
         sys.exit(app())
-    except OSError:
-        if "--debug" in sys.argv or not _stdout_is_full():
+    except OSError as fault:
+        if "--debug" in sys.argv or fault.errno != errno.ENOSPC or not _stdout_is_full():
             raise
         sys.stdout = None  # what Python flushes as it ends would fail once more
         typer.echo("error: standard output is full\nmend:  free some space where it is written to", err=True)

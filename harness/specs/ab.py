@@ -62,7 +62,7 @@ class AbRow(Frozen):
     role: str
     """What the model uses the shape for; several names where it serves several products."""
     shape: str
-    """m x n x k."""
+    """m x n x k, and whether a bias is added: what tells the samples of one shape from another's."""
     problem: LinearProblem
     calls_per_token: PositiveInt
     backend: str

@@ -86,3 +86,10 @@ def test_shapes_of_qwen3_0_6b_count_the_calls_of_a_token() -> None:
     assert shapes[3072, 1024].roles == ("gate", "up")
     assert shapes[4096, 1024].roles == ("qkv",)
     assert shapes[151936, 1024].calls_per_token == 1
+
+
+def test_one_wild_sample_moves_no_median() -> None:
+    calls = [1e-3] * 15 + [1.0]
+    rates = [1e6] * 15 + [1e9]
+    (only,) = judge_shape([row("fast")], {"fast": calls}, rates, "torch")
+    assert (only.call_s, only.read_bytes_per_s, only.probe_frac) == pytest.approx((1e-3, 1e6, 1.0))

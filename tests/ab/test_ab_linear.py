@@ -1,6 +1,9 @@
 """Whole A/B runs on a tiny model: structure and checks; and planted backends that are caught before they are timed."""
 
+import fcntl
 import json
+import statistics
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +20,7 @@ from harness.backends.registry import linear_backend, linear_backends  # noqa: E
 from harness.cli.main import app  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.records import load_record  # noqa: E402
-from harness.specs.ab import AB_EVENT, AbConfig, AbRow  # noqa: E402
+from harness.specs.ab import AB_EVENT, AbConfig, AbRow, AbSampleEvent  # noqa: E402
 from harness.specs.run import ProbeConfig  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -73,6 +76,10 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield add
 
 
+def right(x: Any, w: Any, b: Any, out: Any) -> None:
+    out.copy_(torch.nn.functional.linear(x, w, b))
+
+
 def rows_of(model: Path, runs: Path, *backends: str) -> list[AbRow]:
     config = AbConfig(model=str(model), backends=backends, blocks=2, sample_s=1e-5)
     _, record = ab_linear.run_ab_linear(config, runs, lambda line: None)
@@ -113,8 +120,76 @@ def test_a_wrong_backend_is_incorrect_and_never_ranked(
 
 
 def test_a_right_plant_is_timed(model: Path, tmp_path: Path, plant: Any) -> None:
-    plant("right", lambda x, w, b, out: out.copy_(torch.nn.functional.linear(x, w, b)))
-    assert {row.status for row in rows_of(model, tmp_path, "right")} == {"ok"}
+    plant("right", right)
+    rows = rows_of(model, tmp_path, "right")
+    assert {(row.backend, row.status) for row in rows} == {("right", "ok"), ("torch", "ok")}, "the baseline runs too"
+    assert all(row.ratio_to_baseline and row.num_pairs == 2 for row in rows)
+
+
+def test_weights_rotate_through_the_arena(model: Path, tmp_path: Path, plant: Any) -> None:
+    """Checked at place 0; then at least a warm and a timed call in each of two blocks, the other side's in between."""
+    places: dict[tuple[int, ...], set[int]] = defaultdict(set)
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        places[tuple(w.shape)].add(w.storage_offset() // w.numel())
+        right(x, w, b, out)
+
+    plant("watched", launch)
+    shapes = {(row.problem.n, row.problem.k) for row in rows_of(model, tmp_path, "watched")}
+    assert places.keys() == shapes
+    assert all(len(found) >= 4 for found in places.values()), places
+
+
+def test_the_machine_is_held_while_sides_are_timed(
+    model: Path, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locks = tmp_path / "locks"
+    locks.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(locks))
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        (lock,) = locks.glob("*.lock")
+        with lock.open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        right(x, w, b, out)
+
+    plant("watching", launch)
+    assert {row.status for row in rows_of(model, tmp_path / "runs", "watching")} == {"ok"}
+
+
+def test_a_backend_that_breaks_ends_the_run_and_is_recorded(model: Path, tmp_path: Path, plant: Any) -> None:
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        raise RuntimeError("no such instruction")
+
+    plant("broken", launch)
+    with pytest.raises(RuntimeError, match="no such instruction"):
+        rows_of(model, tmp_path / "runs", "broken")
+    (folder,) = (tmp_path / "runs").iterdir()
+    record = load_record(folder)
+    assert record.status == "failed"
+    assert record.failure is not None
+    assert "no such instruction" in record.failure.what
+
+
+def test_the_command_compares_what_it_is_told(model: Path, tmp_path: Path) -> None:
+    arguments = [
+        "ab",
+        "linear",
+        "--model",
+        str(model),
+        "--blocks",
+        "8",
+        "--runs-dir",
+        str(tmp_path),
+        "--format",
+        "json",
+    ]
+    chosen = ["--backend", "torch", "--baseline", "torch-mv"]
+    result = CliRunner().invoke(app, [*arguments, *chosen])
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert {row["backend"] for row in rows} == {"torch", "torch-mv"}
+    assert all(row["ratio_to_baseline"] == pytest.approx(1.0) for row in rows if row["backend"] == "torch-mv")
 
 
 def test_the_record_is_listed_and_shown(model: Path, tmp_path: Path) -> None:
@@ -130,6 +205,11 @@ def test_the_record_is_listed_and_shown(model: Path, tmp_path: Path) -> None:
     assert "lm_head" in (folder / "log.txt").read_text()
     events = [AB_EVENT.validate_json(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert sum(event.event == "ab-sample" for event in events) == 8 * len(rows)
+    head = next(row for row in record.rows if (row.role, row.backend) == ("lm_head", "torch"))
+    samples = [event for event in events if isinstance(event, AbSampleEvent)]
+    calls = [(e.time_s, e.num_calls) for e in samples if (e.shape, e.backend) == (head.shape, "torch")]
+    assert all(num_calls > 1 for _, num_calls in calls)
+    assert head.call_s == pytest.approx(statistics.median(time_s / num_calls for time_s, num_calls in calls))
     assert "ab-linear" in CliRunner().invoke(app, ["runs", "list", "--runs-dir", str(runs)]).stdout
     shown = CliRunner().invoke(app, ["runs", "show", "ab-linear", "--runs-dir", str(runs)])
     assert "cpu-gemv" in shown.stdout

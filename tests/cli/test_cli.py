@@ -1,5 +1,6 @@
 """The command through typer's runner: outputs, exit codes, and no traceback for any fault of the user's."""
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness.cli.main import app
+from harness.cli.main import app, main
+from harness.specs.probe import ProbeReport
+from harness.units import gb_per_s, ms
 
 RUN = """\
 name: t
@@ -209,3 +212,77 @@ def test_devices_doctor_and_version() -> None:
 
 def test_progress_is_silent_when_stderr_is_no_terminal(config: Path) -> None:
     assert harness("bench", config).stderr == ""
+
+
+def line_of(text: str, name: str) -> str:
+    """What stands beside a name in a table of lines."""
+    return next(line.removeprefix(name).strip() for line in text.splitlines() if line.startswith(f"{name} "))
+
+
+def test_each_line_shows_the_figure_of_its_name(config: Path) -> None:
+    row = json_of("bench", config, "--set", "engine.gap_s=0.01", "--set", "engine.bandwidth_drift_frac=-0.2")
+    text = harness("runs", "show", row["record"]).stdout
+    assert line_of(text, "TPOT").startswith(ms(row["tpot_s"]))
+    assert line_of(text, "TTFT").startswith(ms(row["ttft_s"]))
+    assert line_of(text, "floor").startswith(ms(row["floor_s"]))
+    assert line_of(text, "roof").startswith(gb_per_s(row["roof_read_bytes_per_s"]))
+    assert line_of(text, "achieved") == gb_per_s(row["achieved_bytes_per_s"])
+    assert "the probe moved" in line_of(text, "warning")
+    assert ms(row["tpot_s"]) in harness("runs", "list").stdout
+
+
+def test_the_answer_is_shown_to_people_and_not_to_programs(config: Path) -> None:
+    prompt = ("--set", "workload.input_tokens=null", "--set", "workload.prompts=[one two]")
+    assert "what the model wrote (repeat 1) ---\n0 1 2 " in harness("bench", config, *prompt).stdout
+    assert json_of("bench", config, *prompt)["verdict"] == "approaching"
+
+
+def test_an_option_goes_before_the_environment(config: Path, tmp_path: Path) -> None:
+    harness("bench", config, "--runs-dir", tmp_path / "other")
+    assert json_of("runs", "list") == []
+    assert len(json_of("runs", "list", "--runs-dir", tmp_path / "other")) == 1
+
+
+def test_a_failed_run_is_shown_with_its_reason_and_what_mends_it(config: Path) -> None:
+    harness("bench", config, "--set", "workload.output_tokens=100000", code=2)
+    text = harness("runs", "show", "scripted-t").stdout
+    assert line_of(text, "status") == "failed"
+    assert "positions" in line_of(text, "failure")
+    assert "lower workload.output_tokens" in line_of(text, "mend")
+
+
+@pytest.mark.parametrize(("model", "fits"), [("qwen3-0.6b", "yes"), ("llama-2-70b", "NO")])
+def test_plan_says_whether_it_fits(model: str, fits: str) -> None:
+    assert line_of(harness("plan", model, "--device", "h100").stdout, "fits in memory") == fits
+
+
+def test_doctor_has_a_line_and_a_row_for_each_thing() -> None:
+    assert len(harness("doctor").stdout.splitlines()) == 1
+    assert "huge pages" in harness("doctor", "--all").stdout
+
+
+def test_probe_shows_each_rate_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = ProbeReport(
+        method="verified-read", variant="x", num_threads=2, buffer_bytes=1 << 30, huge_pages=True,
+        read_bytes_per_s=3e9, reading_buffer_bytes=1 << 30, copy_bytes_per_s=4e9, write_bytes_per_s=5e9,
+        baseline_read_bytes_per_s=6e9,
+    )  # fmt: skip
+    asked: list[int | None] = []
+    monkeypatch.setattr("harness.report.probe.probe_this_machine", lambda n, tell: asked.append(n) or report)
+    text = harness("probe", "--threads", "2").stdout
+    assert asked == [2]
+    names = ("read", "copy", "write", "first probe here")
+    assert [line_of(text, name).partition(" ")[0] for name in names] == ["3.00", "4.00", "5.00", "6.00"]
+
+
+def test_more_threads_than_cores_are_refused() -> None:
+    assert "--threads 4096" in harness("probe", "--threads", "4096", code=2).stderr
+
+
+def test_a_fault_of_the_system_is_not_called_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("harness.cli.main.app", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        main()

@@ -1,0 +1,56 @@
+"""Rows as people and as programs read them."""
+
+from typing import Any
+
+import pytest
+
+from harness.cli.ab import ab_table
+from harness.cli.options import Format
+from harness.cli.render import show
+from harness.specs.ab import AbRow
+from harness.specs.problem import LinearProblem
+
+
+def test_a_whole_number_stays_one_beside_a_null(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"id": "a", "value": None}, {"id": "b", "value": 1}], Format.csv)
+    assert capsys.readouterr().out == "id,value\na,\nb,1\n"
+
+
+@pytest.mark.parametrize("format", list(Format))
+def test_null_is_never_the_word_none(capsys: pytest.CaptureFixture[str], format: Format) -> None:
+    show([{"id": "a", "value": None}, {"id": "b", "value": 1}], format)
+    assert "None" not in capsys.readouterr().out
+
+
+def test_markdown_cells_stay_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """An id such as 1e5 is no number."""
+    show([{"id": "1e5", "layers": [1, 2]}], Format.md)
+    assert "| 1e5  | [1, 2]   |" in capsys.readouterr().out
+
+
+def row(**changes: Any) -> AbRow:
+    return AbRow.model_validate(
+        {
+            "role": "o", "shape": "1x8x8", "problem": LinearProblem(m=1, n=8, k=8, dtype="BF16"), "calls_per_token": 28,
+            "backend": "x", "status": "ok", "contest_legal": True, **changes,
+        }
+    )  # fmt: skip
+
+
+def test_an_ab_row_for_people() -> None:
+    timed = row(
+        call_s=1e-3, read_bytes_per_s=25e9, probe_frac=0.9, ratio_to_baseline=1.5, ratio_interval=(1.4, 1.6),
+        outcome="winner",
+    )  # fmt: skip
+    (found,) = ab_table([timed])
+    assert found["GB/s"] == "25.0"
+    assert found["of probe"] == "90.0 %"
+    assert found["times the baseline"] == "1.50 [1.40, 1.60]"
+    assert found["outcome"] == "winner"
+
+
+@pytest.mark.parametrize("status", ["unsupported", "incorrect"])
+def test_an_ab_row_that_was_not_timed_says_why(status: str) -> None:
+    (found,) = ab_table([row(status=status, why="n is 1")])
+    assert found["outcome"] == f"{status}: n is 1"
+    assert {found["GB/s"], found["of probe"], found["times the baseline"]} == {"-"}

@@ -1,0 +1,64 @@
+"""What is told of devices, backends, schemas and this machine's memory."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.backends.base import Support
+from harness.backends.registry import linear_backends
+from harness.cpu_pool import physical_cores
+from harness.report import probe as probe_report
+from harness.report.backends import backend_rows
+from harness.report.devices import device_rows
+from harness.report.probe import probe_this_machine
+from harness.report.schemas import json_schema
+from harness.resources import find_config
+from harness.specs.run import ProbeConfig
+
+
+def test_a_devices_published_and_measured_figures_stand_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user's own file has them."""
+    monkeypatch.chdir(tmp_path)
+    spec = yaml.safe_load(find_config("devices", "a100").read_text())
+    spec |= {"name": "mine", "read_probe_bytes_per_s": {"value": 1.7e12, "source": "measured here"}}
+    (tmp_path / "configs" / "devices").mkdir(parents=True)
+    (tmp_path / "configs" / "devices" / "mine.yaml").write_text(yaml.safe_dump(spec))
+    rows = {row["device"]: row for row in device_rows()}
+    assert (rows["mine"]["published"], rows["mine"]["measured read"]) == ("2,039.00 GB/s", "1,700.00 GB/s")
+    assert rows["a100"]["measured read"] == "-"
+
+
+@pytest.mark.torch
+def test_backends_say_whether_they_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = linear_backends.get("torch-mv")
+    for support, here in ((Support.yes(), "yes"), (Support.no("m is 2", "use torch"), "no: m is 2")):
+        monkeypatch.setattr(backend, "supports", staticmethod(lambda problem, device, support=support: support))
+        rows = {(row["op"], row["backend"]): row for row in backend_rows()}
+        assert rows["linear", "torch-mv"]["here"] == here
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("run", "prefill_chunk"),
+        ("record", "util_interval_method"),
+        ("event", "num_prompt_tokens"),
+        ("ab-record", "rotation_bytes"),
+        ("ab-event", "num_calls"),
+        ("device", "read_probe_bytes_per_s"),
+    ],
+)
+def test_a_schema_is_that_of_its_name(name: str, key: str) -> None:
+    assert f'"{key}"' in json.dumps(json_schema(name))
+
+
+@pytest.mark.compiler
+def test_a_probe_has_as_many_threads_as_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ProbeConfig(buffer_bytes=1 << 20, survey_s=0.05, reading_s=0.001)
+    monkeypatch.setattr(probe_report, "ProbeConfig", lambda: small)
+    for threads in {1, min(2, len(physical_cores()))}:
+        report = probe_this_machine(threads, lambda line: None)
+        assert max(point.num_threads for point in report.thread_curve) <= threads
+        assert report.num_threads <= threads

@@ -27,7 +27,7 @@ class Plan(Frozen):
     step_flop: PositiveInt
     resident_weight_bytes: PositiveInt
     kv_cache_bytes: NonNegativeInt
-    """Of the whole context."""
+    """Of the whole context, as far as it is seen."""
     fits_in_memory: bool | None
     """Weights and cache within the device's memory; null where that is not known."""
     roof_read_bytes_per_s: PositiveFloat
@@ -51,7 +51,7 @@ def make_plan(model: ResolvedModel, device: DeviceSpec, context: int) -> Plan:
     step_bytes, step_flop = traffic.step_bytes(context), traffic.step_flop(context)
     floor_s = memory_floor_s(step_bytes, roof)
     peak = device.peak_flop_per_s[model.spec.dtype].value if model.spec.dtype in device.peak_flop_per_s else None
-    kv_cache_bytes = traffic.kv_bytes_per_context_token * context
+    kv_cache_bytes = traffic.cache_bytes(context)
     memory = device.memory_bytes.value
     return Plan(
         model=model.name,

@@ -6,20 +6,22 @@ The bytes are therefore the floor of a step's time, and counting them is countin
 
 * of the input embedding one row is read;
 * a tied output head is read in full every step, though the checkpoint holds no tensor for it;
-* an untied head whose tensor the checkpoint lacks is still read (loaders then use the embedding).
+* an untied head whose tensor the checkpoint lacks is still read (loaders then use the embedding);
+* of a mixture's experts the few that the token is routed to.
 
 Sizes are shape x type of each tensor, from safetensors headers or derived from config.json (`specs.layout`), never
 parameters x bits.
 """
 
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Literal
 
 from harness.errors import CheckpointError
-from harness.specs.layout import EMBEDDING, LM_HEAD, layer_linears, model_tensors
+from harness.specs.layout import EMBEDDING, LM_HEAD
 from harness.specs.model import ModelSpec
-from harness.specs.step import DecodeTraffic
+from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
 
 # Old checkpoints hold the rotary frequencies as a buffer; every engine computes them.
@@ -43,50 +45,73 @@ def decode_traffic(
             "check that config.json and weights belong together",
         )
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
-    known = {tensor.name for tensor in model_tensors(spec)}
-    body = sum(tensor.num_bytes for tensor in tensors if _is_body(tensor, spec, known))
-    kv_values = 2 * spec.num_layers * spec.kv_size
+    read = _read_fracs(spec)
+    body = sum(tensor.num_bytes * _read_frac(tensor, spec, read) for tensor in tensors)
+    kv_values = sum(layer.mixer.kv_values for layer in spec.layers)
+    value_bytes = dtype_bytes(kv_dtype or spec.dtype)
     return DecodeTraffic(
         tensors_source=tensors_source,
-        weight_read_bytes=body + head.num_bytes,
+        weight_read_bytes=round(body) + head.num_bytes,
         embedding_row_bytes=embedding.num_bytes // spec.vocab_size,
-        kv_bytes_per_context_token=kv_values * dtype_bytes(kv_dtype or spec.dtype),
+        kv_bytes_per_context_token=kv_values * value_bytes,
+        sliding_caches=_sliding_caches(spec, value_bytes),
         resident_weight_bytes=sum(tensor.num_bytes for tensor in tensors),
         linear_flop=linear_flop(spec),
         attention_flop_per_context_token=attention_flop_per_pair(spec),
     )
 
 
+def _sliding_caches(spec: ModelSpec, value_bytes: int) -> tuple[SlidingCache, ...]:
+    """Layers with the same window together, the shortest first."""
+    mixers = [layer.mixer for layer in spec.layers if layer.mixer.window is not None]
+    return tuple(
+        SlidingCache(
+            window=window,
+            bytes_per_context_token=sum(mixer.kv_values for mixer in mixers if mixer.window == window) * value_bytes,
+            flop_per_context_token=sum(mixer.flop_per_pair for mixer in mixers if mixer.window == window),
+        )
+        for window in sorted({mixer.window for mixer in mixers if mixer.window is not None})
+    )
+
+
 def linear_flop(spec: ModelSpec, with_head: bool = True) -> int:
     """2 FLOP a multiply-add over all products with weights, for one token."""
-    layer = sum(n * k for _, n, k, _ in layer_linears(spec))
+    layers = sum(p.n * p.k for layer in spec.layers for p in layer.products(spec.hidden_size))
     head = spec.vocab_size * spec.hidden_size if with_head else 0
-    return 2 * (spec.num_layers * layer + head)
+    return 2 * (layers + head)
 
 
 def attention_flop_per_pair(spec: ModelSpec) -> int:
-    """QK^T and PV for one query position against one visible position: 4 x head_dim a query head, all layers."""
-    return 4 * spec.num_layers * spec.q_size
+    """QK^T and PV for one query position against one visible position, all layers."""
+    return sum(layer.mixer.flop_per_pair for layer in spec.layers)
 
 
 def prefill_flop(spec: ModelSpec, num_tokens: int) -> int:
-    """FLOP of a prompt of n tokens: linears for each, the head for the last, and n (n + 1) / 2 visible pairs."""
+    """FLOP of a prompt of n tokens: linears for each, the head for the last, and every visible pair."""
     head = 2 * spec.vocab_size * spec.hidden_size
-    pairs = num_tokens * (num_tokens + 1) // 2
-    return num_tokens * linear_flop(spec, with_head=False) + head + attention_flop_per_pair(spec) * pairs
+    attention = sum(layer.mixer.flop_per_pair * layer.mixer.num_pairs(num_tokens) for layer in spec.layers)
+    return num_tokens * linear_flop(spec, with_head=False) + head + attention
 
 
 def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:
     return next((tensor for tensor in tensors if tensor.name == name), None)
 
 
-def _is_body(tensor: TensorMeta, spec: ModelSpec, known: Set[str]) -> bool:
-    """Whether a step reads this tensor as part of the layers or the final norm."""
-    prefix = spec.tensor_prefix
-    if tensor.name in (prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
-        return False
+def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
+    """What part of each tensor one token reads, for the tensors of the layers and the final norm."""
+    fracs = {f"{spec.tensor_prefix}norm.weight": Fraction(1)}
+    for index, layer in enumerate(spec.layers):
+        at = f"{spec.tensor_prefix}layers.{index}."
+        fracs |= {at + name: layer.mlp.read_frac(name) for name, _ in layer.tensors(spec.hidden_size)}
+    return fracs
+
+
+def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
+    """0 for the embedding and the head, which are counted apart, and for what every engine computes anew."""
+    if tensor.name in (spec.tensor_prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
+        return Fraction(0)
     if tensor.name in known:
-        return True
+        return known[tensor.name]
     raise CheckpointError(
         f"tensor {tensor.name!r} belongs to no part of a {spec.model_type} with {spec.num_layers} layers",
         "check that config.json and weights belong together; its bytes are not guessed",

@@ -15,14 +15,19 @@ from harness.specs.tensor import TensorMeta
 from harness.traffic import decode_traffic, prefill_flop
 
 
-def spec(**changes: object) -> ModelSpec:
+def spec(layers: int = 2, mixer: dict[str, object] | None = None, mlp: object = None, **changes: object) -> ModelSpec:
+    """A small Qwen3 of one kind of layer."""
+    attention = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "qk_norm": True, **(mixer or {})}
     small = {
-        "model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, "num_layers": 2, "num_attention_heads": 4,
-        "num_kv_heads": 2, "head_dim": 32, "vocab_size": 100, "max_position_embeddings": 128,
-        "tie_word_embeddings": True, "qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": True,
+        "model_type": "qwen3", "hidden_size": 64, "kinds": [{"mixer": attention, "mlp": mlp or gated(96)}],
+        "pattern": [0] * layers, "vocab_size": 100, "max_position_embeddings": 128, "tie_word_embeddings": True,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "dtype": "BF16",
     }  # fmt: skip
     return ModelSpec.model_validate(small | changes)
+
+
+def gated(intermediate_size: int) -> dict[str, object]:
+    return {"kind": "gated-mlp", "intermediate_size": intermediate_size}
 
 
 def traffic_of(name: str):
@@ -150,10 +155,8 @@ dims = st.integers(1, 8)
     context=st.integers(1, 9999),
 )  # fmt: skip
 def test_properties(layers, kv_heads, group, head_dim, hidden, inter, vocab, tied, bias, context) -> None:
-    model = spec(
-        num_layers=layers, num_kv_heads=kv_heads, num_attention_heads=kv_heads * group, head_dim=head_dim,
-        hidden_size=hidden, intermediate_size=inter, vocab_size=vocab, tie_word_embeddings=tied, qkv_bias=bias,
-    )  # fmt: skip
+    heads = {"num_kv_heads": kv_heads, "num_heads": kv_heads * group, "head_dim": head_dim, "qkv_bias": bias}
+    model = spec(layers, heads, gated(inter), hidden_size=hidden, vocab_size=vocab, tie_word_embeddings=tied)
     tensors = model_tensors(model)
     traffic = decode_traffic(model, tensors, "config")
     embedding = 2 * vocab * hidden
@@ -166,3 +169,86 @@ def test_properties(layers, kv_heads, group, head_dim, hidden, inter, vocab, tie
     # bf16 decode does about one FLOP a byte of weight: 2 FLOP a 2-byte weight, norms and biases less
     assert traffic.linear_flop <= traffic.weight_read_bytes
     assert prefill_flop(model, context) >= context * 2 * layers * 3 * hidden * inter
+
+
+def test_mixtral_reads_two_of_eight_experts() -> None:
+    """Billed with all experts it stood at 224 % of its memory's peak."""
+    # One layer: q and o 4096 x 4096, k and v 1024 x 4096, router 8 x 4096, norms 2 x 4096; an expert 3 x 14336 x 4096.
+    expert = 3 * 14_336 * 4096
+    rest = 2 * 4096 * 4096 + 2 * 1024 * 4096 + 8 * 4096 + 2 * 4096
+    outside = 4096 + 32_000 * 4096  # final norm, head
+    traffic = traffic_of("mixtral-8x7b")
+    assert traffic.weight_read_bytes == 2 * (32 * (rest + 2 * expert) + outside) == 25_497_706_496
+    assert traffic.resident_weight_bytes == 2 * (32 * (rest + 8 * expert) + outside + 32_000 * 4096) == 93_405_585_408
+    assert traffic.kv_bytes_per_context_token == 2 * 32 * 1024 * 2 == 131_072
+    assert traffic.linear_flop == 2 * (32 * (rest - 2 * 4096 + 2 * expert) + 32_000 * 4096)
+
+
+def test_qwen3_30b_a3b_reads_eight_of_128_experts() -> None:
+    # One layer: q and o 4096 x 2048, k and v 512 x 2048, router 128 x 2048, norms 2 x 2048 + 2 x 128;
+    # an expert 3 x 768 x 2048
+    expert = 3 * 768 * 2048
+    rest = 2 * 4096 * 2048 + 2 * 512 * 2048 + 128 * 2048 + 2 * 2048 + 2 * 128
+    traffic = traffic_of("qwen3-30b-a3b")
+    outside = 2048 + 151_936 * 2048
+    assert traffic.weight_read_bytes == 2 * (48 * (rest + 8 * expert) + outside) == 6_083_735_552
+    # 30.5 billion parameters as published, 3.3 billion of them active, the embedding counted in both
+    parameters = 48 * (rest + 128 * expert) + outside + 151_936 * 2048
+    assert traffic.resident_weight_bytes == 2 * parameters
+    assert parameters == 30_532_122_624
+
+
+def test_a_shared_expert_and_its_gate_are_read_by_every_token() -> None:
+    moe = {"kind": "moe", "num_experts": 6, "experts_per_token": 3, "expert": gated(16)}
+    shared = {**moe, "shared": gated(40), "shared_gate": True}
+    without, with_shared = (decode_traffic(s, model_tensors(s), "config") for s in (spec(mlp=moe), spec(mlp=shared)))
+    more = 2 * 2 * (3 * 40 * 64 + 64)  # two layers of bf16: gate, up, down of width 40, and the row that scales them
+    assert with_shared.weight_read_bytes - without.weight_read_bytes == more
+    assert with_shared.resident_weight_bytes - without.resident_weight_bytes == more
+    assert with_shared.linear_flop - without.linear_flop == more
+    assert without.resident_weight_bytes - without.weight_read_bytes == 2 * 2 * 3 * (3 * 16 * 64)  # 3 of 6 not read
+
+
+def test_experts_of_half_the_size_are_half_the_bytes() -> None:
+    """Headers decide: fp8 experts beside bf16 attention."""
+    moe = spec(mlp={"kind": "moe", "num_experts": 4, "experts_per_token": 1, "expert": gated(16)})
+    tensors = model_tensors(moe)
+    halved = [t.model_copy(update={"dtype": "F8_E4M3"}) if ".experts." in t.name else t for t in tensors]
+    saved = (
+        decode_traffic(moe, tensors, "headers").weight_read_bytes
+        - decode_traffic(moe, halved, "headers").weight_read_bytes
+    )
+    assert saved == 2 * 3 * 16 * 64
+
+
+def sliding() -> ModelSpec:
+    """Two layers that look back 10 positions, then one that looks back all."""
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    kinds = [{"mixer": {**heads, "window": 10}, "mlp": gated(96)}, {"mixer": heads, "mlp": gated(96)}]
+    return spec(kinds=kinds, pattern=[0, 0, 1])
+
+
+def test_a_window_stops_the_cache_from_growing() -> None:
+    traffic = decode_traffic(sliding(), model_tensors(sliding()), "config")
+    position = 2 * 2 * 32 * 2  # keys and values of two heads in bf16, one layer
+    assert traffic.kv_bytes_per_context_token == 3 * position, "what the first position costs: no layer is dropped"
+    assert [traffic.cache_bytes(context) // position for context in (1, 10, 11, 100)] == [3, 30, 31, 2 * 10 + 100]
+    assert traffic.step_bytes(100) - traffic.step_bytes(99) == position
+    # FLOP: 4 x 128 a pair and layer
+    assert traffic.step_flop(100) - traffic.linear_flop == 4 * 128 * (10 + 10 + 100)
+
+
+def test_a_prompt_longer_than_the_window_sees_fewer_pairs() -> None:
+    model = sliding()
+    linears = 25 * 2 * sum(p.n * p.k for layer in model.layers for p in layer.products(64)) + 2 * 100 * 64
+    pairs_in_window = sum(min(i, 10) for i in range(1, 26))
+    pairs_in_all = 25 * 26 // 2
+    assert prefill_flop(model, 25) == linears + 4 * 128 * (2 * pairs_in_window + pairs_in_all)
+
+
+def test_mistral_7b_keeps_4096_positions() -> None:
+    # 2 x 32 layers x 8 heads x 128 x 2 B = 131,072 B a position; past 4,096 the cache stays at 512 MiB
+    traffic = traffic_of("mistral-7b-v0.1")
+    assert traffic.kv_bytes_per_context_token == 131_072
+    assert traffic.cache_bytes(4096) == traffic.cache_bytes(32_000) == 512 * 2**20
+    assert traffic.resident_weight_bytes == 2 * 7_241_732_096

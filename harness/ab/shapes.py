@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from harness.specs.layout import layer_linears
 from harness.specs.model import ModelSpec
 from harness.specs.problem import LinearProblem
 
@@ -23,10 +22,12 @@ class ModelShape:
 
 def model_shapes(spec: ModelSpec) -> list[ModelShape]:
     """Every distinct shape once; calls_per_token counts the layers and roles that share it."""
-    products = {name.rpartition(".")[2].removesuffix("_proj"): (n, k, bias) for name, n, k, bias in layer_linears(spec)}
-    hidden = spec.hidden_size
-    products["qkv"] = (spec.q_size + 2 * spec.kv_size, hidden, spec.qkv_bias)
-    products["gate_up"] = (2 * spec.intermediate_size, hidden, spec.mlp_bias)
+    hidden, (attention, mlp) = spec.hidden_size, spec.dense()
+    products = {
+        p.name.rpartition(".")[2].removesuffix("_proj"): (p.n, p.k, p.bias) for p in spec.kinds[0].products(hidden)
+    }
+    products["qkv"] = (attention.q_size + 2 * attention.kv_size, hidden, attention.qkv_bias)
+    products["gate_up"] = (2 * mlp.intermediate_size, hidden, mlp.bias)
     found: dict[tuple[int, int, bool], list[str]] = {}
     for role, shape in products.items():
         found.setdefault(shape, []).append(role)

@@ -115,7 +115,7 @@ class ScriptedDecoder:
     def _step_parts_s(self, context: int) -> tuple[float, float, float]:
         """(linear path, attention path, gap) of one step by the script's truth."""
         script, bandwidth = self._world.script, self._world.bandwidth()
-        kv_bytes = self._traffic.kv_bytes_per_context_token * (context + 1)
+        kv_bytes = self._traffic.cache_bytes(context) + self._traffic.kv_bytes_per_context_token
         other_bytes = self._traffic.step_bytes(context) - kv_bytes
         linear_s = other_bytes / (script.util_frac * bandwidth)
         attention_s = kv_bytes / ((script.kv_util_frac or script.util_frac) * bandwidth)
@@ -136,7 +136,7 @@ class ScriptedDecoder:
             return Evidence()
         context = self.num_prompt_tokens(request) + request.max_output_tokens // 2
         linear_s, attention_s, gap_s = self._step_parts_s(context)
-        kv_bytes = self._traffic.kv_bytes_per_context_token * (context + 1)
+        kv_bytes = self._traffic.cache_bytes(context) + self._traffic.kv_bytes_per_context_token
         weight_bytes = self._traffic.step_bytes(context) - kv_bytes
         return Evidence(
             num_steps=num_steps,

@@ -60,7 +60,7 @@ def _hf_name(gguf: GgufFile, name: str) -> str:
 
 def write_weights(gguf: GgufFile, spec: ModelSpec, tensors: dict[str, ReaderTensor], path: Path) -> None:
     """Tensor by tensor, so that memory holds one; the library's writers want all, and for bf16 torch."""
-    metas = model_tensors(spec)
+    metas, (heads, _) = model_tensors(spec), spec.dense()
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for meta in metas:
@@ -74,9 +74,9 @@ def write_weights(gguf: GgufFile, spec: ModelSpec, tensors: dict[str, ReaderTens
         for meta in metas:
             values = _dequantized(gguf, tensors[meta.name])
             if meta.name.endswith("q_proj.weight"):
-                values = unpermuted(values, spec.num_attention_heads)
+                values = unpermuted(values, heads.num_heads)
             elif meta.name.endswith("k_proj.weight"):
-                values = unpermuted(values, spec.num_kv_heads)
+                values = unpermuted(values, heads.num_kv_heads)
             file.write(bf16_bits(values).tobytes())
 
 

@@ -7,6 +7,14 @@ from pydantic import NonNegativeInt, PositiveInt
 from harness.specs.base import Frozen
 
 
+class SlidingCache(Frozen):
+    """Layers that look at no more than the last `window` positions; their share of the cache stops growing there."""
+
+    window: PositiveInt
+    bytes_per_context_token: PositiveInt
+    flop_per_context_token: PositiveInt
+
+
 class DecodeTraffic(Frozen):
     """Bytes and FLOP of one decode step of a single request.
 
@@ -23,7 +31,9 @@ class DecodeTraffic(Frozen):
     embedding_row_bytes: PositiveInt
     """The one row of the input embedding that a step reads, not part of weight_read_bytes."""
     kv_bytes_per_context_token: NonNegativeInt
-    """Key and value bytes of one position, all layers."""
+    """Key and value bytes of one position, all layers: what the first position costs."""
+    sliding_caches: tuple[SlidingCache, ...] = ()
+    """The part of it that stops growing, by window."""
     state_read_bytes: NonNegativeInt = 0
     """Recurrent and convolution state (hybrid models)."""
     state_write_bytes: NonNegativeInt = 0
@@ -36,9 +46,19 @@ class DecodeTraffic(Frozen):
 
     def step_bytes(self, context: int) -> int:
         """Weights once, the cache up to `context` read, one position written, state read and written."""
-        kv = self.kv_bytes_per_context_token * (context + 1)
+        kv = self.cache_bytes(context) + self.kv_bytes_per_context_token
         state = self.state_read_bytes + self.state_write_bytes
         return self.weight_read_bytes + self.embedding_row_bytes + kv + state
 
+    def cache_bytes(self, context: int) -> int:
+        """The cache that a query at this context sees: all of it, or each window's last positions."""
+        out_of_sight = sum(
+            sliding.bytes_per_context_token * max(0, context - sliding.window) for sliding in self.sliding_caches
+        )
+        return self.kv_bytes_per_context_token * context - out_of_sight
+
     def step_flop(self, context: int) -> int:
-        return self.linear_flop + self.attention_flop_per_context_token * context
+        out_of_sight = sum(
+            sliding.flop_per_context_token * max(0, context - sliding.window) for sliding in self.sliding_caches
+        )
+        return self.linear_flop + self.attention_flop_per_context_token * context - out_of_sight

@@ -17,6 +17,7 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-biased-tied": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     "llama-3.1-rope": {"model_type": "llama", "rope_parameters": LLAMA3_ROPE},
     "llama-no-gqa": {"model_type": "llama", "num_key_value_heads": 4},
+    "mistral": {"model_type": "mistral", "head_dim": 32, "sliding_window": None},
     "qwen2": {"model_type": "qwen2"},
     "qwen2-tied": {"model_type": "qwen2", "tie_word_embeddings": True, "num_key_value_heads": 1},
     "qwen3": {"model_type": "qwen3", "head_dim": 32},

@@ -6,6 +6,11 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.specs.hf_config import model_spec_from_hf
+from harness.specs.layer import Moe
+
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
 
 
 def config(**changes: Any) -> dict[str, Any]:
@@ -21,28 +26,80 @@ def config(**changes: Any) -> dict[str, Any]:
 
 def test_llama() -> None:
     spec = model_spec_from_hf(config())
-    assert (spec.head_dim, spec.num_kv_heads, spec.qkv_bias, spec.qk_norm) == (16, 2, False, False)
+    attention, mlp = spec.dense()
+    assert (attention.num_heads, attention.head_dim, attention.num_kv_heads) == (4, 16, 2)
+    assert (attention.qkv_bias, attention.qk_norm, mlp.intermediate_size) == (False, False, 96)
+    assert spec.num_layers == 2
     assert spec.eos_token_ids == (2,)
     assert spec.tensor_prefix == "model."
 
 
 def test_qwen2_has_biases_on_query_key_and_value_alone() -> None:
-    spec = model_spec_from_hf(config(model_type="qwen2"))
-    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == (True, False, False)
+    attention, mlp = model_spec_from_hf(config(model_type="qwen2")).dense()
+    assert (attention.qkv_bias, attention.o_bias, mlp.bias) == (True, False, False)
 
 
 def test_qwen3_has_head_norms_and_an_explicit_head_dim() -> None:
-    spec = model_spec_from_hf(config(model_type="qwen3", head_dim=128))
-    assert (spec.head_dim, spec.qk_norm) == (128, True)
+    attention, _ = model_spec_from_hf(config(model_type="qwen3", head_dim=128)).dense()
+    assert (attention.head_dim, attention.qk_norm) == (128, True)
 
 
 def test_llama_biases_follow_their_flags() -> None:
-    spec = model_spec_from_hf(config(attention_bias=True, mlp_bias=True))
-    assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias) == (True, True, True)
+    attention, mlp = model_spec_from_hf(config(attention_bias=True, mlp_bias=True)).dense()
+    assert (attention.qkv_bias, attention.o_bias, mlp.bias) == (True, True, True)
+
+
+def test_mixtral_has_experts_in_every_layer() -> None:
+    spec = model_spec_from_hf(config(model_type="mixtral", num_local_experts=8, num_experts_per_tok=2))
+    (kind,) = spec.kinds
+    assert isinstance(kind.mlp, Moe)
+    assert (kind.mlp.num_experts, kind.mlp.experts_per_token, kind.mlp.expert.intermediate_size) == (8, 2, 96)
+    assert (kind.mlp.names, kind.mlp.shared) == ("block_sparse_moe", None)
+    with pytest.raises(ConfigError, match="mixtral is not plain dense"):
+        spec.dense()
+
+
+def test_qwen3_moe_says_which_layers_are_dense() -> None:
+    """Every second layer is sparse (the 2nd, 4th, ...), and of those the fourth (index 3) is taken out."""
+    changes = {**QWEN3_MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}
+    spec = model_spec_from_hf(config(**changes))
+    assert [layer.mlp.kind for layer in spec.layers] == [
+        "gated-mlp", "moe", "gated-mlp", "gated-mlp", "gated-mlp", "moe",
+    ]  # fmt: skip
+    assert len(spec.kinds) == 2
+    assert {layer.mixer.qk_norm for layer in spec.layers} == {True}
+
+
+def test_qwen2_moe_has_a_shared_expert_behind_a_gate() -> None:
+    changes = {**QWEN3_MOE, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 40}
+    (kind,) = model_spec_from_hf(config(**changes)).kinds
+    assert isinstance(kind.mlp, Moe)
+    assert kind.mlp.shared is not None
+    assert (kind.mlp.shared.intermediate_size, kind.mlp.shared_gate, kind.mixer.qkv_bias) == (40, True, True)
+
+
+def windows(**changes: Any) -> list[int | None]:
+    return [layer.mixer.window for layer in model_spec_from_hf(config(num_hidden_layers=4, **changes)).layers]
+
+
+def test_windows_as_each_family_says_them() -> None:
+    assert windows(model_type="mistral", sliding_window=32) == [32] * 4
+    assert windows(model_type="mistral", sliding_window=None) == [None] * 4
+    # Qwen: a switch, and the first layer that has the window; a window without the switch does nothing
+    switched = {"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 3, "sliding_window": 32}
+    assert windows(**switched) == [None, None, None, 32]
+    assert windows(**{**switched, "use_sliding_window": False}) == [None] * 4
+    kinds = ["sliding_attention", "full_attention"] * 2
+    assert windows(sliding_window=16, layer_types=kinds) == [16, None, 16, None]
+
+
+def test_a_window_is_not_plain_dense() -> None:
+    with pytest.raises(ConfigError, match="window"):
+        model_spec_from_hf(config(model_type="mistral", sliding_window=32)).dense()
 
 
 def test_without_kv_heads_each_head_has_its_own() -> None:
-    assert model_spec_from_hf(config(num_key_value_heads=...)).num_kv_heads == 4
+    assert model_spec_from_hf(config(num_key_value_heads=...)).dense()[0].num_kv_heads == 4
 
 
 def test_nested_text_config_inherits_what_only_the_wrapper_says() -> None:
@@ -64,7 +121,16 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model_type": "mixtral"}, "model_type"),
+        ({"model_type": "gpt2"}, "model_type"),
+        ({"model_type": "mixtral"}, "num_local_experts"),
+        ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok"),
+        ({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"model_type": "mixtral", "num_local_experts": 10**9, "num_experts_per_tok": 2}, "num_local_experts"),
+        ({"model_type": "mistral", "sliding_window": -1}, "sliding_window"),
+        ({"model_type": "qwen3_moe", "head_dim": 16}, "moe_intermediate_size"),
+        ({**QWEN3_MOE, "mlp_only_layers": "0"}, "mlp_only_layers"),
+        ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({**QWEN3_MOE, "model_type": "qwen2_moe"}, "shared_expert_intermediate_size"),
         ({"model_type": ...}, "model_type"),
         ({"hidden_size": ...}, "hidden_size"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
@@ -78,7 +144,11 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_size": 65}, "head_dim"),
         ({"model_type": "qwen3"}, "head_dim"),
-        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"use_sliding_window": True}, "max_window_layers"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "sliding_window"),
+        ({"use_sliding_window": 1}, "use_sliding_window"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_window"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),

@@ -90,9 +90,11 @@ def test_what_the_checkpoint_holds_beyond_the_model(name: str) -> None:
 def test_the_package_reads_it(name: str) -> None:
     c = config(name)
     spec = model_spec_from_hf(c, name)
-    assert spec.head_dim == c["head_dim"]
-    assert spec.num_kv_heads == c["num_key_value_heads"]
-    assert spec.qkv_bias == (c["model_type"] == "qwen2")
+    attention, mlp = spec.dense()
+    assert (attention.num_heads, attention.head_dim) == (c["num_attention_heads"], c["head_dim"])
+    assert attention.num_kv_heads == c["num_key_value_heads"]
+    assert attention.qkv_bias == (c["model_type"] == "qwen2")
+    assert (spec.num_layers, mlp.intermediate_size) == (c["num_hidden_layers"], c["intermediate_size"])
     assert spec.eos_token_ids == (c["eos_token_id"],)
     assert spec.dtype == ("F16" if name.startswith("llama-2") else "BF16")
 

@@ -45,10 +45,11 @@ class Buffers:
 
         self.ids = torch.zeros(rows, dtype=torch.int64, device=device)
         self.hidden, self.normed, self.delta = (rows_of(spec.hidden_size) for _ in range(3))
-        self.qkv = rows_of(spec.q_size + 2 * spec.kv_size)
-        self.q, self.attended = rows_of(spec.q_size), rows_of(spec.q_size)
-        self.gate_up = rows_of(2 * spec.intermediate_size)
-        self.activated = rows_of(spec.intermediate_size)
+        attention, mlp = spec.dense()
+        self.qkv = rows_of(attention.q_size + 2 * attention.kv_size)
+        self.q, self.attended = rows_of(attention.q_size), rows_of(attention.q_size)
+        self.gate_up = rows_of(2 * mlp.intermediate_size)
+        self.activated = rows_of(mlp.intermediate_size)
         self.logits = torch.empty(1, spec.vocab_size, dtype=dtype, device=device)
 
 
@@ -63,11 +64,12 @@ class Decoder:
         dtype = TORCH_DTYPES[ops.dtype]
         self._chunk = min(prefill_chunk, max_context)
         self._buffers = Buffers(spec, self._chunk, dtype, device)
-        cache = (spec.num_layers, 2, spec.num_kv_heads, max_context, spec.head_dim)
+        self._heads, _ = spec.dense()
+        cache = (spec.num_layers, 2, self._heads.num_kv_heads, max_context, self._heads.head_dim)
         self.max_context = max_context
         # Zeroed: a masked attention multiplies unfilled places by 0, and 0 x NaN is NaN; and every page is touched.
         self._cache = empty(cache, dtype, device).zero_()
-        self._cos, self._sin = rope_table(spec, max_context, device)
+        self._cos, self._sin = rope_table(spec, self._heads.head_dim, max_context, device)
         self.context = torch.zeros(1, dtype=torch.int64, device=device)
         self._steps: dict[int, Step] = {}
 
@@ -124,16 +126,16 @@ class Decoder:
         yield Bound("sampling", "argmax", e.argmax(b.logits[0], self.token))
 
     def _attention(self, phase: Phase, index: int, layer: LayerWeights, m: int) -> Iterator[Bound]:
-        b, spec, (k_cache, v_cache) = self._buffers, self.spec, self._cache[index]
+        b, a, (k_cache, v_cache) = self._buffers, self._heads, self._cache[index]
         qkv = b.qkv[:m]
-        q, k, v = torch.split(qkv, [spec.q_size, spec.kv_size, spec.kv_size], dim=1)
+        q, k, v = torch.split(qkv, [a.q_size, a.kv_size, a.kv_size], dim=1)
         outs = {"qkv": qkv, "q": q, "k": k, "v": v}
         yield from self._linears(phase, index, layer, b.normed[:m], outs)
-        heads = (m, spec.num_attention_heads, spec.head_dim)
-        kv_heads = (m, spec.num_kv_heads, spec.head_dim)
+        heads = (m, a.num_heads, a.head_dim)
+        kv_heads = (m, a.num_kv_heads, a.head_dim)
         rotated, attended = b.q[:m].view(heads), b.attended[:m].view(heads)
         rope = self.elementwise.qk_norm_rope_cache(
-            q.view(heads), k.view(kv_heads), v.view(kv_heads), layer.q_norm, layer.k_norm, spec.rms_norm_eps,
+            q.view(heads), k.view(kv_heads), v.view(kv_heads), layer.q_norm, layer.k_norm, self.spec.rms_norm_eps,
             self._cos, self._sin, self.context, rotated, k_cache, v_cache,
         )  # fmt: skip
         yield Bound("elementwise", "qk_norm_rope_cache", rope)

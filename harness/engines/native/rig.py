@@ -38,9 +38,9 @@ class NativeRig:
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the native rig takes `native`")
         self._config, self._engine_config, self._model = config, config.engine, model
         self._torch_device = _torch_device(config.engine.device)
-        rope_table(
-            model.spec, 1, torch.device("cpu")
-        )  # refuses a scaling it does not know, before anything is measured
+        # Refuse what can't be run before anything is measured: experts, a rotary scaling that is not known.
+        attention, _ = model.spec.dense()
+        rope_table(model.spec, attention.head_dim, 1, torch.device("cpu"))
         self._pool: CpuPool | None = None
         if self._torch_device.type == "cpu":
             self.device = detect_cpu()
@@ -92,7 +92,7 @@ class NativeRig:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
         weights = sum(tensor.num_elements for tensor in self._model.tensors) * dtype_bytes(dtype)
         spec = self._model.spec
-        cache = 2 * spec.num_layers * spec.kv_size * max_context * dtype_bytes(dtype)
+        cache = sum(layer.mixer.kv_values for layer in spec.layers) * max_context * dtype_bytes(dtype)
         available = available_memory_bytes() if self.device.kind == "cpu" else self.device.memory_bytes
         if available is not None and weights + cache > available:
             raise UnavailableError(

@@ -9,12 +9,14 @@ from harness.errors import ConfigError
 from harness.specs.model import ModelSpec
 
 
-def rope_table(spec: ModelSpec, num_positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_table(
+    spec: ModelSpec, head_dim: int, num_positions: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(cos, sin), float32 [num_positions, head_dim / 2]; pair i is made of dimensions i and i + head_dim / 2.
 
     Raises ConfigError for a scaling that is not implemented: wrong angles give wrong tokens without a word.
     """
-    exponent = torch.arange(0, spec.head_dim, 2, dtype=torch.float32) / spec.head_dim
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     inverse = 1.0 / (spec.rope_theta**exponent)
     if spec.rope_scaling is not None:
         inverse = _scaled(inverse, spec.rope_scaling)

@@ -1,0 +1,38 @@
+"""Tensors derived from a config.json against the modules that transformers builds of it, on the meta device."""
+
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from harness.models import model_names, resolve_model
+from harness.resources import find_config
+from harness.specs.layout import model_tensors
+
+pytestmark = [pytest.mark.torch, pytest.mark.reference]
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_as_many_values_layer_by_layer(name: str) -> None:
+    """Not name by name: transformers keeps the experts of a layer in two tensors, checkpoints in three each."""
+    config = AutoConfig.from_pretrained(find_config("models", name, "{name}/config.json").parent)
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    theirs: Counter[str] = Counter()
+    for parameter_name, parameter in network.named_parameters():
+        theirs[_place(parameter_name)] += parameter.numel()
+    ours: Counter[str] = Counter()
+    for tensor in model_tensors(resolve_model(name).spec):
+        ours[_place(tensor.name)] += tensor.num_elements
+    assert ours == theirs
+
+
+def _place(name: str) -> str:
+    """The layer, or the name of what stands outside the layers."""
+    parts = name.split(".")
+    return ".".join(parts[:3]) if "layers" in parts else name

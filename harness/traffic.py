@@ -21,6 +21,7 @@ from typing import Literal
 from harness.errors import CheckpointError
 from harness.specs.layout import EMBEDDING, LM_HEAD
 from harness.specs.model import ModelSpec
+from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
 
@@ -55,9 +56,12 @@ def decode_traffic(
         embedding_row_bytes=embedding.num_bytes // spec.vocab_size,
         kv_bytes_per_context_token=kv_values * value_bytes,
         sliding_caches=_sliding_caches(spec, value_bytes),
+        state_read_bytes=_state_bytes(spec, value_bytes),
+        state_write_bytes=_state_bytes(spec, value_bytes),
         resident_weight_bytes=sum(tensor.num_bytes for tensor in tensors),
         linear_flop=linear_flop(spec),
         attention_flop_per_context_token=attention_flop_per_pair(spec),
+        state_flop=state_flop(spec),
     )
 
 
@@ -74,6 +78,12 @@ def _sliding_caches(spec: ModelSpec, value_bytes: int) -> tuple[SlidingCache, ..
     )
 
 
+def _state_bytes(spec: ModelSpec, value_bytes: int) -> int:
+    """Recurrent state in its own type, the convolution's in the cache's."""
+    deltas = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDelta)]
+    return sum(m.state_values * dtype_bytes(m.state_dtype) + m.conv_values * value_bytes for m in deltas)
+
+
 def linear_flop(spec: ModelSpec, with_head: bool = True) -> int:
     """2 FLOP a multiply-add over all products with weights, for one token."""
     layers = sum(p.n * p.k for layer in spec.layers for p in layer.products(spec.hidden_size))
@@ -86,11 +96,16 @@ def attention_flop_per_pair(spec: ModelSpec) -> int:
     return sum(layer.mixer.flop_per_pair for layer in spec.layers)
 
 
+def state_flop(spec: ModelSpec) -> int:
+    """What one token does with recurrent and convolution state, all layers."""
+    return sum(layer.mixer.state_flop for layer in spec.layers)
+
+
 def prefill_flop(spec: ModelSpec, num_tokens: int) -> int:
     """FLOP of a prompt of n tokens: linears for each, the head for the last, and every visible pair."""
     head = 2 * spec.vocab_size * spec.hidden_size
     attention = sum(layer.mixer.flop_per_pair * layer.mixer.num_pairs(num_tokens) for layer in spec.layers)
-    return num_tokens * linear_flop(spec, with_head=False) + head + attention
+    return num_tokens * (linear_flop(spec, with_head=False) + state_flop(spec)) + head + attention
 
 
 def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:
@@ -107,8 +122,11 @@ def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
 
 
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
-    """0 for the embedding and the head, which are counted apart, and for what every engine computes anew."""
+    """0 for the embedding and the head, which are counted apart, for what every engine computes anew, and for towers
+    and drafts that decoding does not use."""
     if tensor.name in (spec.tensor_prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
+        return Fraction(0)
+    if tensor.name.startswith(spec.not_read):
         return Fraction(0)
     if tensor.name in known:
         return known[tensor.name]

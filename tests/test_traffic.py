@@ -17,9 +17,10 @@ from harness.traffic import decode_traffic, prefill_flop
 
 def spec(layers: int = 2, mixer: dict[str, object] | None = None, mlp: object = None, **changes: object) -> ModelSpec:
     """A small Qwen3 of one kind of layer."""
-    attention = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "qk_norm": True, **(mixer or {})}
+    attention = {"kind": "attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32, "qk_norm": True}
+    kind = {"mixer": attention | (mixer or {}), "mlp": mlp or gated(96)}
     small = {
-        "model_type": "qwen3", "hidden_size": 64, "kinds": [{"mixer": attention, "mlp": mlp or gated(96)}],
+        "model_type": "qwen3", "hidden_size": 64, "kinds": [kind],
         "pattern": [0] * layers, "vocab_size": 100, "max_position_embeddings": 128, "tie_word_embeddings": True,
         "rms_norm_eps": 1e-6, "rope_theta": 1e4, "dtype": "BF16",
     }  # fmt: skip
@@ -223,7 +224,7 @@ def test_experts_of_half_the_size_are_half_the_bytes() -> None:
 
 def sliding() -> ModelSpec:
     """Two layers that look back 10 positions, then one that looks back all."""
-    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    heads = {"kind": "attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
     kinds = [{"mixer": {**heads, "window": 10}, "mlp": gated(96)}, {"mixer": heads, "mlp": gated(96)}]
     return spec(kinds=kinds, pattern=[0, 0, 1])
 
@@ -252,3 +253,48 @@ def test_mistral_7b_keeps_4096_positions() -> None:
     assert traffic.kv_bytes_per_context_token == 131_072
     assert traffic.cache_bytes(4096) == traffic.cache_bytes(32_000) == 512 * 2**20
     assert traffic.resident_weight_bytes == 2 * 7_241_732_096
+
+
+def test_qwen3_5_27b_to_the_byte() -> None:
+    """48 of 64 layers keep a state of fixed size; only the other 16 have a cache."""
+    delta = (10_240 + 6_144 + 2 * 48 + 6_144) * 5120 + 10_240 * 4 + 2 * 48 + 128  # qkv, z, b and a, out; conv; norm
+    attention = (2 * 6_144 + 2 * 1_024 + 6_144) * 5120 + 2 * 256  # queries with their gates
+    every = 3 * 17_408 * 5120 + 2 * 5120
+    body = 48 * (delta + every) + 16 * (attention + every) + 5120
+    traffic = traffic_of("qwen3.5-27b")
+    assert 2 * body == 48_706_403_328
+    assert traffic.weight_read_bytes == 2 * body + 2 * 248_320 * 5120 == 51_249_200_128
+    assert traffic.kv_bytes_per_context_token == 16 * 2 * 4 * 256 * 2 == 65_536, "not 262,144: 48 layers keep no cache"
+    recurrent, convolution = 48 * 48 * 128 * 128, 48 * 10_240 * 3
+    assert (recurrent, convolution) == (37_748_736, 1_474_560)
+    assert 4 * recurrent == 150_994_944
+    assert traffic.state_read_bytes == traffic.state_write_bytes == 150_994_944 + 2 * 1_474_560
+    assert traffic.step_bytes(1000) == 51_249_200_128 + 10_240 + 1001 * 65_536 + 2 * 153_944_064
+
+
+def test_the_delta_rules_flop_do_not_grow_with_the_context() -> None:
+    traffic = traffic_of("qwen3.5-27b")
+    assert traffic.state_flop == 48 * (7 * 48 * 128 * 128 + 2 * 10_240 * 4)
+    assert traffic.step_flop(2000) - traffic.step_flop(1000) == 1000 * 16 * 4 * 24 * 256
+    model = resolve_model("qwen3.5-27b").spec
+    assert prefill_flop(model, 1) == traffic.step_flop(1)
+
+
+def test_qwen3_next_is_a_hybrid_with_experts() -> None:
+    # Published: 80 billion parameters, 3 billion of them active
+    traffic = traffic_of("qwen3-next-80b-a3b")
+    assert traffic.resident_weight_bytes == 2 * 79_674_391_296
+    assert traffic.kv_bytes_per_context_token == 12 * 2 * 2 * 256 * 2 == 24_576
+    assert traffic.state_read_bytes == 36 * (4 * 32 * 128 * 128 + 2 * 8_192 * 3)
+
+
+def test_vision_towers_and_draft_heads_are_resident_and_not_read() -> None:
+    model = resolve_model("qwen3.5-27b").spec.model_copy(update={"not_read": ("model.visual.", "visual.", "mtp.")})
+    more = [
+        TensorMeta(name="model.visual.blocks.0.attn.qkv.weight", dtype="BF16", shape=(3456, 1152)),
+        TensorMeta(name="mtp.fc.weight", dtype="BF16", shape=(5120, 10_240)),
+    ]
+    plain = decode_traffic(model, model_tensors(model), "headers")
+    whole = decode_traffic(model, [*model_tensors(model), *more], "headers")
+    assert whole.weight_read_bytes == plain.weight_read_bytes
+    assert whole.resident_weight_bytes - plain.resident_weight_bytes == 2 * (3456 * 1152 + 5120 * 10_240)

@@ -33,6 +33,7 @@ def plan(
         ("bytes a step", f"{num_bytes(p.step_bytes)}, {weights_share} of it weights"),
         ("weights read", f"{p.weight_read_bytes:,} B of {p.resident_weight_bytes:,} B resident"),
         ("cache", f"{p.kv_bytes_per_context_token:,} B a position, {num_bytes(p.kv_cache_bytes)} at {p.context:,}"),
+        ("state", f"{p.state_read_bytes:,} B read and as much written, at any context" if p.state_read_bytes else "-"),
         ("fits in memory", fits),
         ("roof", f"{gb_per_s(p.roof_read_bytes_per_s)}{' (unverified)' if p.roof_unverified else ''}: {p.roof_source}"),
         ("compute floor", ms(p.compute_floor_s)),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.errors import ConfigError
+from harness.specs.tensor import CONFIG_DTYPES
 
 MAX_NUMBER = 1e30
 
@@ -59,3 +60,11 @@ class Fields:
         value = self._config.get(key)
         if value not in allowed:
             raise self.fault(f"{key} is {value!r}", mend)
+
+    def dtype(self, *keys: str, default: str | None = None) -> str:
+        """The safetensors name of a type, from the first of the keys that is there."""
+        name = next((self._config[key] for key in keys if key in self._config), default)
+        if not isinstance(name, str) or name not in CONFIG_DTYPES:
+            found = "is missing" if name is None else f"is {name!r}"
+            raise self.fault(f"{' or '.join(keys)} {found}", f"allowed: {', '.join(CONFIG_DTYPES)}")
+        return CONFIG_DTYPES[name]

@@ -3,8 +3,8 @@
 Stands in for safetensors headers where only a config.json is at hand, and is what a checkpoint is held against.
 """
 
-from harness.specs.layer import Shape
 from harness.specs.model import ModelSpec
+from harness.specs.parts.product import Shape
 from harness.specs.tensor import TensorMeta
 
 EMBEDDING = "embed_tokens.weight"

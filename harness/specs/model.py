@@ -1,8 +1,7 @@
 """A model as far as its speed depends on it: shapes, types and which parts exist.
 
-Decoders of the Llama shape so far (Llama, Qwen2, Qwen3), and those whose MLP is a mixture of experts (Mixtral,
-Qwen3-MoE). `specs.hf_config` reads it from a Hugging Face `config.json`; `specs.layout` derives the tensors that such a
-model keeps.
+`specs.parts` are what layers are made of, `specs.hf_config` reads a model from a Hugging Face `config.json`, and
+`specs.layout` derives the tensors that it keeps.
 """
 
 from typing import Any
@@ -11,14 +10,16 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_va
 
 from harness.errors import ConfigError
 from harness.specs.base import Frozen
-from harness.specs.layer import Attention, GatedMlp, LayerKind
+from harness.specs.layer import LayerKind
+from harness.specs.parts.attention import Attention
+from harness.specs.parts.mlp import GatedMlp
 
 
 class ModelSpec(Frozen):
     """A decoder-only transformer: a few kinds of layers in a pattern."""
 
     model_type: str
-    """Hugging Face's name of the family: llama, qwen2, qwen3, mixtral, qwen3_moe."""
+    """Hugging Face's name of the family: llama, qwen3_moe, ..."""
     hidden_size: PositiveInt
     kinds: tuple[LayerKind, ...] = Field(min_length=1)
     """Distinct kinds of layers."""
@@ -32,11 +33,15 @@ class ModelSpec(Frozen):
     rope_theta: PositiveFloat
     rope_scaling: dict[str, Any] | None = None
     """As config.json gives it; null for plain rotary embeddings. Bytes do not depend on it, logits do."""
+    rotary_frac: PositiveFloat = 1.0
+    """Part of each head that rotary embeddings turn."""
     dtype: str
     """Type of the weights as safetensors names it: BF16, F16, F32."""
     eos_token_ids: tuple[int, ...] = ()
     tensor_prefix: str = "model."
     """What stands before `layers.0...` in the checkpoint's tensor names."""
+    not_read: tuple[str, ...] = ()
+    """How names of tensors begin that decoding never reads: a vision tower, a draft head."""
 
     @model_validator(mode="after")
     def _pattern_of_its_kinds(self) -> "ModelSpec":
@@ -54,10 +59,12 @@ class ModelSpec(Frozen):
 
     def dense(self) -> tuple[Attention, GatedMlp]:
         """The parts of every layer, for what runs plain dense models alone. Raises ConfigError for others."""
-        mlp = self.kinds[0].mlp
-        if len(self.kinds) > 1 or not isinstance(mlp, GatedMlp) or self.kinds[0].mixer.window is not None:
+        mixer, mlp = self.kinds[0].mixer, self.kinds[0].mlp
+        alike = len(self.kinds) == 1 and self.rotary_frac == 1.0
+        plain = isinstance(mixer, Attention) and mixer.window is None and not mixer.output_gate
+        if not alike or not plain or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
-                f"this {self.model_type} is not plain dense: its layers differ, or have experts or a window",
+                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
-        return self.kinds[0].mixer, mlp
+        return mixer, mlp

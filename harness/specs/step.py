@@ -35,14 +35,17 @@ class DecodeTraffic(Frozen):
     sliding_caches: tuple[SlidingCache, ...] = ()
     """The part of it that stops growing, by window."""
     state_read_bytes: NonNegativeInt = 0
-    """Recurrent and convolution state (hybrid models)."""
+    """Recurrent and convolution state of hybrid models: whole, every step, whatever the context."""
     state_write_bytes: NonNegativeInt = 0
+    """The same again: the recurrent state is changed everywhere, the convolution's is shifted."""
     resident_weight_bytes: PositiveInt
     """What the weights occupy, read or not."""
     linear_flop: PositiveInt
     """All matrix products with weights, output head included: 2 FLOP a multiply-add."""
     attention_flop_per_context_token: NonNegativeInt
     """QK^T and PV against one position, all layers."""
+    state_flop: NonNegativeInt = 0
+    """What a token does with recurrent and convolution state, all layers."""
 
     def step_bytes(self, context: int) -> int:
         """Weights once, the cache up to `context` read, one position written, state read and written."""
@@ -61,4 +64,5 @@ class DecodeTraffic(Frozen):
         out_of_sight = sum(
             sliding.flop_per_context_token * max(0, context - sliding.window) for sliding in self.sliding_caches
         )
-        return self.linear_flop + self.attention_flop_per_context_token * context - out_of_sight
+        attention = self.attention_flop_per_context_token * context - out_of_sight
+        return self.linear_flop + attention + self.state_flop

@@ -33,6 +33,6 @@ def test_as_many_values_layer_by_layer(name: str) -> None:
 
 
 def _place(name: str) -> str:
-    """The layer, or the name of what stands outside the layers."""
-    parts = name.split(".")
-    return ".".join(parts[:3]) if "layers" in parts else name
+    """The layer, or the name of what stands outside the layers; a wrapper's checkpoint says where its text model is."""
+    parts = name.replace("model.language_model.", "model.").split(".")
+    return ".".join(parts[:3]) if "layers" in parts else ".".join(parts)

@@ -6,10 +6,18 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.specs.hf_config import model_spec_from_hf
-from harness.specs.layer import Moe
+from harness.specs.parts.attention import Attention
+from harness.specs.parts.gated_delta import GatedDelta
+from harness.specs.parts.mlp import Moe
 
 QWEN3_MOE = {
     "model_type": "qwen3_moe", "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+}  # fmt: skip
+
+
+QWEN3_5 = {
+    "model_type": "qwen3_5", "head_dim": 32, "full_attention_interval": 2, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_conv_kernel_dim": 4,
 }  # fmt: skip
 
 
@@ -93,6 +101,39 @@ def test_windows_as_each_family_says_them() -> None:
     assert windows(sliding_window=16, layer_types=kinds) == [16, None, 16, None]
 
 
+def test_hybrid_layers_by_interval_or_by_list() -> None:
+    by_interval = model_spec_from_hf(config(**QWEN3_5, num_hidden_layers=4))
+    kinds = ["linear_attention", "full_attention"] * 2
+    by_list = model_spec_from_hf(config(**QWEN3_5, num_hidden_layers=4, layer_types=kinds))
+    assert by_interval == by_list
+    assert [layer.mixer.kind for layer in by_list.layers] == ["gated-delta", "attention"] * 2
+    full = by_list.layers[1].mixer
+    assert isinstance(full, Attention)
+    assert (full.output_gate, full.qk_norm, by_list.rotary_frac) == (True, True, 0.25)
+
+
+def test_the_states_type_is_fp32_unless_the_config_says_otherwise() -> None:
+    for given, kept in ((..., "F32"), ("bfloat16", "BF16")):
+        mixer = model_spec_from_hf(config(**QWEN3_5, mamba_ssm_dtype=given)).layers[0].mixer
+        assert isinstance(mixer, GatedDelta)
+        assert mixer.state_dtype == kept
+
+
+def test_what_a_wrapper_has_beside_its_text_is_not_read() -> None:
+    text = config(**QWEN3_5, mtp_num_hidden_layers=1)
+    plain, wrapped = model_spec_from_hf(text), model_spec_from_hf({"text_config": text, "vision_config": {"depth": 2}})
+    assert plain.not_read == ("mtp.",)
+    assert wrapped.not_read == ("model.visual.", "visual.", "mtp.")
+    assert model_spec_from_hf(config()).not_read == ()
+
+
+def test_a_head_that_turns_in_part_is_not_plain_dense() -> None:
+    spec = model_spec_from_hf(config(partial_rotary_factor=0.5))
+    assert spec.rotary_frac == 0.5
+    with pytest.raises(ConfigError, match="plain dense"):
+        spec.dense()
+
+
 def test_a_window_is_not_plain_dense() -> None:
     with pytest.raises(ConfigError, match="window"):
         model_spec_from_hf(config(model_type="mistral", sliding_window=32)).dense()
@@ -128,6 +169,12 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({"model_type": "mixtral", "num_local_experts": 10**9, "num_experts_per_tok": 2}, "num_local_experts"),
         ({"model_type": "mistral", "sliding_window": -1}, "sliding_window"),
         ({"model_type": "qwen3_moe", "head_dim": 16}, "moe_intermediate_size"),
+        ({**QWEN3_5, "linear_num_value_heads": 3}, "linear_num_value_heads"),
+        ({**QWEN3_5, "linear_conv_kernel_dim": ...}, "linear_conv_kernel_dim"),
+        ({**QWEN3_5, "mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype"),
+        ({**QWEN3_5, "full_attention_interval": ...}, "full_attention_interval"),
+        ({**QWEN3_5, "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"partial_rotary_factor": "half"}, "partial_rotary_factor"),
         ({**QWEN3_MOE, "mlp_only_layers": "0"}, "mlp_only_layers"),
         ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),
         ({**QWEN3_MOE, "model_type": "qwen2_moe"}, "shared_expert_intermediate_size"),

@@ -1,0 +1,111 @@
+"""The mixer of each layer as a config.json has it: attention with or without a window, or the gated delta rule."""
+
+from harness.specs.hf_fields import Fields
+from harness.specs.parts.attention import Attention
+from harness.specs.parts.gated_delta import GatedDelta
+
+HYBRIDS = ("qwen3_next", "qwen3_5")
+"""Families with gated delta rule layers."""
+
+Mixer = Attention | GatedDelta
+
+
+def layer_mixers(fields: Fields, family: str, num_layers: int) -> list[Mixer]:
+    """What lets positions look at each other, by layer."""
+    full = _attention(fields, family)
+    kinds = _layer_kinds(fields, family, num_layers)
+    mixers: dict[str, Mixer] = {"full_attention": full}
+    if "sliding_attention" in kinds:
+        mixers["sliding_attention"] = full.model_copy(update={"window": fields.count("sliding_window")})
+    if "linear_attention" in kinds:
+        mixers["linear_attention"] = _gated_delta(fields, family)
+    return [mixers[kind] for kind in kinds]
+
+
+def _gated_delta(fields: Fields, family: str) -> GatedDelta:
+    """The state is kept in fp32 unless the config says otherwise: its errors would add up over a whole request."""
+    delta = GatedDelta(
+        num_key_heads=fields.count("linear_num_key_heads"),
+        num_value_heads=fields.count("linear_num_value_heads"),
+        key_head_dim=fields.count("linear_key_head_dim"),
+        value_head_dim=fields.count("linear_value_head_dim"),
+        conv_kernel=fields.count("linear_conv_kernel_dim"),
+        state_dtype=fields.dtype("mamba_ssm_dtype", default="float32"),
+        fused_inputs=family == "qwen3_next",
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise fields.fault(
+            f"linear_num_value_heads is {delta.num_value_heads}",
+            f"a multiple of linear_num_key_heads, {delta.num_key_heads}",
+        )
+    return delta
+
+
+def _layer_kinds(fields: Fields, family: str, num_layers: int) -> list[str]:
+    """As each family says it: by layer_types, by an interval, or by a switch and the first layer with a window."""
+    if fields.get("layer_types"):
+        return _layer_types(fields, family, num_layers)
+    if family in HYBRIDS:
+        every = fields.count("full_attention_interval")
+        full = [(index + 1) % every == 0 for index in range(num_layers)]
+        return ["full_attention" if is_full else "linear_attention" for is_full in full]
+    slides = _slides(fields, family, num_layers)
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _slides(fields: Fields, family: str, num_layers: int) -> list[bool]:
+    if family in ("mistral", "mixtral"):  # which have no switch: a window that is set holds in every layer
+        return [fields.get("sliding_window") is not None] * num_layers
+    if not fields.flag("use_sliding_window", default=False):
+        return [False] * num_layers
+    first = fields.count("max_window_layers", least=0)
+    return [index >= first for index in range(num_layers)]
+
+
+def _layer_types(fields: Fields, family: str, num_layers: int) -> list[str]:
+    known = ["full_attention", "linear_attention" if family in HYBRIDS else "sliding_attention"]
+    kinds = fields.get("layer_types")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise fields.fault(f"layer_types is {kinds}", f"{num_layers} of: {', '.join(known)}")
+    return kinds
+
+
+def _attention(fields: Fields, family: str) -> Attention:
+    """Query, key and value have biases in Qwen2 whatever its config says; attention_bias is for all four."""
+    heads = fields.count("num_attention_heads")
+    bias = fields.flag("attention_bias", default=False)
+    return Attention(
+        num_heads=heads,
+        num_kv_heads=_kv_heads(fields, heads),
+        head_dim=_head_dim(fields, family, heads),
+        qkv_bias=bias or family in ("qwen2", "qwen2_moe"),
+        o_bias=bias,
+        qk_norm=family.startswith("qwen3"),
+        output_gate=family in HYBRIDS and fields.flag("attn_output_gate", default=True),
+    )
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """Without the key every query head has a key head of its own, as transformers documents."""
+    kv_heads = fields.count_or("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.fault(
+            f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}",
+            "each key head serves a whole number of query heads",
+        )
+    return kv_heads
+
+
+def _head_dim(fields: Fields, family: str, heads: int) -> int:
+    """Even: rotary embeddings turn pairs of dimensions."""
+    hidden = fields.count("hidden_size")
+    if fields.get("head_dim") is None:
+        # transformers' default is 128 in Qwen3 and hidden_size / heads in the others: do not guess
+        if family.startswith("qwen3"):
+            raise fields.fault("head_dim is missing", "qwen3 needs it: it is not hidden_size / num_attention_heads")
+        if hidden % heads:
+            raise fields.fault(f"head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim")
+    head_dim = fields.count_or("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise fields.fault(f"head_dim is {head_dim}", "it must be even: rotary embeddings turn pairs")
+    return head_dim

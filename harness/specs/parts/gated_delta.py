@@ -1,0 +1,79 @@
+"""The gated delta rule: linear attention with a state of fixed size instead of a cache (Yang et al., 2024).
+
+Per value head a matrix S [key_head_dim, value_head_dim] is decayed, corrected by the error it makes on the new key,
+and asked with the query: S = a S;  S += k (b (v - S^T k))^T;  o = S^T q. A step reads all of S and writes all of it,
+whatever the context.
+"""
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import PositiveInt
+
+from harness.specs.base import Frozen
+from harness.specs.parts.product import Product, Shape
+
+
+class GatedDelta(Frozen):
+    """Projections, a short causal convolution over query, key and value, the delta rule, and a gated norm."""
+
+    kind: Literal["gated-delta"] = "gated-delta"
+    num_key_heads: PositiveInt
+    num_value_heads: PositiveInt
+    key_head_dim: PositiveInt
+    value_head_dim: PositiveInt
+    conv_kernel: PositiveInt
+    """Positions that the convolution sees, its own included."""
+    state_dtype: str = "F32"
+    """Type of the recurrent state (safetensors name); the convolution's is the model's."""
+    fused_inputs: bool = False
+    """Qwen3-Next keeps two input projections (qkvz and ba), Qwen3.5 four."""
+
+    kv_values: ClassVar[int] = 0
+    flop_per_pair: ClassVar[int] = 0
+    window: ClassVar[None] = None
+
+    @property
+    def value_size(self) -> int:
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def conv_channels(self) -> int:
+        """Query, key and value side by side."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.value_size
+
+    @property
+    def state_values(self) -> int:
+        """Of the recurrent state, which a step reads and writes."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim
+
+    @property
+    def conv_values(self) -> int:
+        """Of the convolution's state: the inputs of the positions before, which a step reads and shifts."""
+        return self.conv_channels * (self.conv_kernel - 1)
+
+    @property
+    def state_flop(self) -> int:
+        """Of one token, outside products with weights: per value of S one for the decay and a multiply-add each for
+        S^T k, the correction and S^T q; a multiply-add for each tap of the convolution."""
+        return 7 * self.state_values + 2 * self.conv_channels * self.conv_kernel
+
+    def num_pairs(self, num_tokens: int) -> int:
+        """Positions do not meet in pairs."""
+        return 0
+
+    def products(self, hidden: int) -> list[Product]:
+        sizes = {"qkv": self.conv_channels, "z": self.value_size, "b": self.num_value_heads, "a": self.num_value_heads}
+        if self.fused_inputs:
+            sizes = {"qkvz": sizes["qkv"] + sizes["z"], "ba": sizes["b"] + sizes["a"]}
+        inputs = [Product(f"linear_attn.in_proj_{name}", size, hidden) for name, size in sizes.items()]
+        return [*inputs, Product("linear_attn.out_proj", hidden, self.value_size)]
+
+    def tensors(self, hidden: int) -> Iterator[tuple[str, Shape]]:
+        """All that a checkpoint keeps of it."""
+        for product in self.products(hidden):
+            yield from product.tensors()
+        yield "linear_attn.conv1d.weight", (self.conv_channels, 1, self.conv_kernel)
+        yield "linear_attn.dt_bias", (self.num_value_heads,)
+        yield "linear_attn.A_log", (self.num_value_heads,)
+        yield "linear_attn.norm.weight", (self.value_head_dim,)

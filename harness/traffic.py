@@ -104,7 +104,7 @@ def state_flop(spec: ModelSpec) -> int:
 def prefill_flop(spec: ModelSpec, num_tokens: int) -> int:
     """FLOP of a prompt of n tokens: linears for each, the head for the last, and every visible pair."""
     head = 2 * spec.vocab_size * spec.hidden_size
-    attention = sum(layer.mixer.flop_per_pair * layer.mixer.num_pairs(num_tokens) for layer in spec.layers)
+    attention = sum(layer.mixer.prefill_flop_per_pair * layer.mixer.num_pairs(num_tokens) for layer in spec.layers)
     return num_tokens * (linear_flop(spec, with_head=False) + state_flop(spec)) + head + attention
 
 

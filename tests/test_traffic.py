@@ -298,3 +298,36 @@ def test_vision_towers_and_draft_heads_are_resident_and_not_read() -> None:
     whole = decode_traffic(model, [*model_tensors(model), *more], "headers")
     assert whole.weight_read_bytes == plain.weight_read_bytes
     assert whole.resident_weight_bytes - plain.resident_weight_bytes == 2 * (3456 * 1152 + 5120 * 10_240)
+
+
+def test_deepseek_v3_keeps_70_272_bytes_a_position() -> None:
+    """61 layers x (512 of the latent vector + 64 that turn) x 2 B; as 128 full heads it would be 57 times as much."""
+    traffic = traffic_of("deepseek-v3")
+    assert traffic.kv_bytes_per_context_token == 61 * 576 * 2 == 70_272
+    attention = 1536 * 7168 + 24_576 * 1536 + 576 * 7168 + 32_768 * 512 + 7168 * 16_384 + 1536 + 512
+    expert = 3 * 2048 * 7168
+    sparse = 61 - 3
+    read = 61 * (attention + 2 * 7168) + 3 * 3 * 18_432 * 7168 + sparse * (9 * expert + 256 * 7168 + 256)
+    assert traffic.weight_read_bytes == 2 * (read + 7168 + 129_280 * 7168)
+    # 671 billion parameters as published (671,026,404,352 and the router's corrections), 37 billion active
+    assert traffic.resident_weight_bytes == 2 * (671_026_404_352 + 58 * 256)
+    assert (traffic.weight_read_bytes // 2 + 129_280 * 7168) / 1e9 == pytest.approx(37.55, abs=0.05)
+    # on the latent vector: 128 heads x (576 + 512) multiply-adds a pair and layer
+    assert traffic.attention_flop_per_context_token == 61 * 2 * 128 * (576 + 512)
+
+
+def test_deepseek_v2_lite_projects_queries_directly() -> None:
+    traffic = traffic_of("deepseek-v2-lite")
+    assert traffic.kv_bytes_per_context_token == 27 * 576 * 2 == 31_104
+    assert traffic.resident_weight_bytes == 2 * 15_706_484_224, "15.7 billion as published"
+    pairs = 100 * 101 // 2
+    model = resolve_model("deepseek-v2-lite").spec
+    rest = 100 * (traffic.linear_flop - 2 * 102_400 * 2048) + 2 * 102_400 * 2048
+    assert prefill_flop(model, 100) == rest + 27 * 2 * 16 * (128 + 64 + 128) * pairs
+
+
+def test_a_draft_layer_behind_the_last_is_not_read() -> None:
+    model = resolve_model("deepseek-v3").spec
+    draft = TensorMeta(name="model.layers.61.eh_proj.weight", dtype="BF16", shape=(7168, 14_336))
+    plain = traffic_of("deepseek-v3")
+    assert decode_traffic(model, [*model_tensors(model), draft], "headers").weight_read_bytes == plain.weight_read_bytes

@@ -88,7 +88,9 @@ def _not_read(config: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:
     """A vision tower reads the prompt's images and a draft head guesses ahead: a decode step needs neither."""
     vision = ("model.visual.", "visual.") if config.get("vision_config") else ()
     drafts = ("mtp.",) if fields.count_or("mtp_num_hidden_layers", 0) else ()
-    return (*vision, *drafts)
+    num_layers, num_more = fields.count("num_hidden_layers"), fields.count_or("num_nextn_predict_layers", 0)
+    behind = tuple(f"model.layers.{index}." for index in range(num_layers, num_layers + min(num_more, MAX_LAYERS)))
+    return (*vision, *drafts, *behind)
 
 
 def _rope(fields: Fields, family: str) -> tuple[float, float, dict[str, Any] | None]:

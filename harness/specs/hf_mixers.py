@@ -3,15 +3,21 @@
 from harness.specs.hf_fields import Fields
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
+from harness.specs.parts.latent_attention import LatentAttention
 
 HYBRIDS = ("qwen3_next", "qwen3_5")
 """Families with gated delta rule layers."""
 
-Mixer = Attention | GatedDelta
+LATENT = ("deepseek_v2", "deepseek_v3")
+"""Families whose cache is a latent vector."""
+
+Mixer = Attention | LatentAttention | GatedDelta
 
 
 def layer_mixers(fields: Fields, family: str, num_layers: int) -> list[Mixer]:
     """What lets positions look at each other, by layer."""
+    if family in LATENT:
+        return [_latent(fields)] * num_layers
     full = _attention(fields, family)
     kinds = _layer_kinds(fields, family, num_layers)
     mixers: dict[str, Mixer] = {"full_attention": full}
@@ -20,6 +26,18 @@ def layer_mixers(fields: Fields, family: str, num_layers: int) -> list[Mixer]:
     if "linear_attention" in kinds:
         mixers["linear_attention"] = _gated_delta(fields, family)
     return [mixers[kind] for kind in kinds]
+
+
+def _latent(fields: Fields) -> LatentAttention:
+    fields.only("attention_bias", (None, False), "latent attention with biases is not modelled")
+    return LatentAttention(
+        num_heads=fields.count("num_attention_heads"),
+        q_lora_rank=None if fields.get("q_lora_rank") is None else fields.count("q_lora_rank"),
+        kv_lora_rank=fields.count("kv_lora_rank"),
+        qk_nope_head_dim=fields.count("qk_nope_head_dim"),
+        qk_rope_head_dim=fields.count("qk_rope_head_dim"),
+        v_head_dim=fields.count("v_head_dim"),
+    )
 
 
 def _gated_delta(fields: Fields, family: str) -> GatedDelta:

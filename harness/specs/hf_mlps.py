@@ -35,6 +35,22 @@ def _qwen2_moe(fields: Fields, num_layers: int) -> list[Mlp]:
     return _sparse(fields, num_layers, _experts(fields, "num_experts", expert, shared=shared, shared_gate=True))
 
 
+def _deepseek(fields: Fields, num_layers: int) -> list[Mlp]:
+    """The first layers are dense; the others have experts, and shared ones without a gate, kept as one wide one."""
+    fields.only("moe_layer_freq", (None, 1), "only experts in every later layer are modelled")
+    width = fields.count("moe_intermediate_size")
+    num_shared = fields.count_or("n_shared_experts", 0)
+    shared = GatedMlp(intermediate_size=width * num_shared) if num_shared else None
+    correction = fields.get("model_type") == "deepseek_v3"
+    moe = _experts(
+        fields, "n_routed_experts", GatedMlp(intermediate_size=width), shared=shared, shared_name="shared_experts",
+        router_correction=correction,
+    )  # fmt: skip
+    dense = GatedMlp(intermediate_size=fields.count("intermediate_size"))
+    num_dense = min(fields.count("first_k_dense_replace", least=0), num_layers)
+    return [dense] * num_dense + [moe] * (num_layers - num_dense)
+
+
 def _sparse(fields: Fields, num_layers: int, moe: Moe) -> list[Mlp]:
     step, dense_at = fields.count_or("decoder_sparse_step", 1), fields.counts("mlp_only_layers")
     has_experts = [(index + 1) % step == 0 and index not in dense_at for index in range(num_layers)]
@@ -63,5 +79,7 @@ MLPS: dict[str, Callable[[Fields, int], list[Mlp]]] = {
     "qwen3_moe": _qwen_moe,
     "qwen3_next": _qwen2_moe,
     "qwen3_5": _dense,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
 }
 """By family: the MLPs of so many layers."""

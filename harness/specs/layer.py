@@ -11,6 +11,7 @@ from pydantic import Field
 from harness.specs.base import Frozen
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
+from harness.specs.parts.latent_attention import LatentAttention
 from harness.specs.parts.mlp import GatedMlp, Moe
 from harness.specs.parts.product import Product, Shape
 
@@ -18,7 +19,7 @@ from harness.specs.parts.product import Product, Shape
 class LayerKind(Frozen):
     """One kind of layer."""
 
-    mixer: Annotated[Attention | GatedDelta, Field(discriminator="kind")]
+    mixer: Annotated[Attention | LatentAttention | GatedDelta, Field(discriminator="kind")]
     mlp: Annotated[GatedMlp | Moe, Field(discriminator="kind")]
 
     def products(self, hidden: int) -> list[Product]:

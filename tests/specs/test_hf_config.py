@@ -21,6 +21,13 @@ QWEN3_5 = {
 }  # fmt: skip
 
 
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "n_routed_experts": 8, "n_shared_experts": 2, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+}  # fmt: skip
+
+
 def config(**changes: Any) -> dict[str, Any]:
     base = {
         "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -134,6 +141,17 @@ def test_a_head_that_turns_in_part_is_not_plain_dense() -> None:
         spec.dense()
 
 
+def test_deepseek_has_dense_layers_first_and_shared_experts_as_one() -> None:
+    spec = model_spec_from_hf(config(**DEEPSEEK, num_hidden_layers=3, num_nextn_predict_layers=1))
+    assert [layer.mlp.kind for layer in spec.layers] == ["gated-mlp", "moe", "moe"]
+    moe = spec.layers[1].mlp
+    assert isinstance(moe, Moe)
+    assert moe.shared is not None
+    assert (moe.shared.intermediate_size, moe.shared_gate, moe.router_correction) == (48, False, True)
+    assert spec.layers[0].mixer.kv_values == 16 + 8
+    assert spec.not_read == ("model.layers.3.",)
+
+
 def test_a_window_is_not_plain_dense() -> None:
     with pytest.raises(ConfigError, match="window"):
         model_spec_from_hf(config(model_type="mistral", sliding_window=32)).dense()
@@ -174,6 +192,12 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({**QWEN3_5, "mamba_ssm_dtype": "int8"}, "mamba_ssm_dtype"),
         ({**QWEN3_5, "full_attention_interval": ...}, "full_attention_interval"),
         ({**QWEN3_5, "layer_types": ["sliding_attention"] * 2}, "layer_types"),
+        ({"model_type": "deepseek_v2"}, "moe_intermediate_size"),
+        ({**DEEPSEEK, "kv_lora_rank": ...}, "kv_lora_rank"),
+        ({**DEEPSEEK, "q_lora_rank": 0}, "q_lora_rank"),
+        ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq"),
+        ({**DEEPSEEK, "attention_bias": True}, "attention_bias"),
+        ({**DEEPSEEK, "first_k_dense_replace": -1}, "first_k_dense_replace"),
         ({"partial_rotary_factor": "half"}, "partial_rotary_factor"),
         ({**QWEN3_MOE, "mlp_only_layers": "0"}, "mlp_only_layers"),
         ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),

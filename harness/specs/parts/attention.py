@@ -51,6 +51,11 @@ class Attention(Frozen):
         """QK^T and PV of one query position against one visible position: 4 x head_dim a query head."""
         return 4 * self.q_size
 
+    @property
+    def prefill_flop_per_pair(self) -> int:
+        """The same in a prompt."""
+        return self.flop_per_pair
+
     def num_pairs(self, num_tokens: int) -> int:
         """Visible pairs of a prompt: position i sees i positions, or the window."""
         seen = min(num_tokens, self.window or num_tokens)

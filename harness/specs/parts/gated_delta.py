@@ -31,6 +31,7 @@ class GatedDelta(Frozen):
 
     kv_values: ClassVar[int] = 0
     flop_per_pair: ClassVar[int] = 0
+    prefill_flop_per_pair: ClassVar[int] = 0
     window: ClassVar[None] = None
 
     @property

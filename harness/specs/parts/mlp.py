@@ -47,6 +47,10 @@ class Moe(Frozen):
     expert: GatedMlp
     shared: GatedMlp | None = None
     """Sees every token; all shared experts as one of their summed width."""
+    shared_name: str = "shared_expert"
+    """DeepSeek calls it shared_experts."""
+    router_correction: bool = False
+    """A value an expert that corrects the router's choice (DeepSeek-V3)."""
     shared_gate: bool = False
     """The shared expert's output is scaled by a learned gate of one row (Qwen2-MoE, Qwen3-Next)."""
     names: Literal["mlp", "block_sparse_moe"] = "mlp"
@@ -67,6 +71,8 @@ class Moe(Frozen):
         every = [p for index in range(self.num_experts) for p in self._expert(hidden, index)]
         for product in (self._router(hidden), *every, *self._shared(hidden)):
             yield from product.tensors()
+        if self.router_correction:
+            yield f"{self.names}.gate.e_score_correction_bias", (self.num_experts,)
 
     def read_frac(self, name: str) -> Fraction:
         """Part of a tensor of its own that one token reads: of the experts' together, the share that are chosen."""
@@ -87,4 +93,4 @@ class Moe(Frozen):
         if self.shared is None:
             return []
         gate = [Product(f"{self.names}.shared_expert_gate", 1, hidden)] if self.shared_gate else []
-        return [*self.shared.products(hidden, f"{self.names}.shared_expert"), *gate]
+        return [*self.shared.products(hidden, f"{self.names}.{self.shared_name}"), *gate]

@@ -38,6 +38,11 @@ def resolve_model(name: str) -> ResolvedModel:
     spec = model_spec_from_hf(_read_json(config_file), str(config_file))
     weights = folder if folder is not None and has_weights(folder) else None
     if weights is None:
+        if spec.quantization is not None:
+            raise ConfigError(
+                f"{config_file}: quantization_config is {spec.quantization}, and no weights lie beside it",
+                "give the checkpoint's folder: what is packed how stands in its headers",
+            )
         return ResolvedModel(name, spec, None, tuple(model_tensors(spec)), "config")
     return ResolvedModel(name, spec, weights, tuple(open_checkpoint(weights).tensors), "headers")
 

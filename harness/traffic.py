@@ -28,6 +28,14 @@ from harness.specs.tensor import TensorMeta, dtype_bytes
 # Old checkpoints hold the rotary frequencies as a buffer; every engine computes them.
 _NOT_READ = re.compile(r"rotary_emb\.inv_freq$")
 
+# What stands for `weight`, or beside it, in GPTQ and AWQ (first line), compressed-tensors, and fp8 checkpoints. All of
+# it is read with the weight: packed int32, zero points and scales count as they lie in the file.
+_PACKED_PARTS = {
+    "qweight", "qzeros", "scales", "g_idx",
+    "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
+    "weight_scale_inv", "input_scale", "input_global_scale", "k_scale", "v_scale",
+}  # fmt: skip
+
 
 def decode_traffic(
     spec: ModelSpec,
@@ -121,6 +129,12 @@ def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
     return fracs
 
 
+def _packed_weight(name: str) -> str:
+    """The weight that a packed or scaled checkpoint keeps in parts, of which this is one; another name as it is."""
+    module, _, part = name.rpartition(".")
+    return f"{module}.weight" if part in _PACKED_PARTS else name
+
+
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
     """0 for the embedding and the head, which are counted apart, for what every engine computes anew, and for towers
     and drafts that decoding does not use."""
@@ -128,8 +142,9 @@ def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction
         return Fraction(0)
     if tensor.name.startswith(spec.not_read):
         return Fraction(0)
-    if tensor.name in known:
-        return known[tensor.name]
+    name = _packed_weight(tensor.name) if spec.quantization and tensor.name not in known else tensor.name
+    if name in known:
+        return known[name]
     raise CheckpointError(
         f"tensor {tensor.name!r} belongs to no part of a {spec.model_type} with {spec.num_layers} layers",
         "check that config.json and weights belong together; its bytes are not guessed",

@@ -331,3 +331,57 @@ def test_a_draft_layer_behind_the_last_is_not_read() -> None:
     draft = TensorMeta(name="model.layers.61.eh_proj.weight", dtype="BF16", shape=(7168, 14_336))
     plain = traffic_of("deepseek-v3")
     assert decode_traffic(model, [*model_tensors(model), draft], "headers").weight_read_bytes == plain.weight_read_bytes
+
+
+def packed(spec_: ModelSpec, parts: dict[str, tuple[str, tuple[int, ...]]]) -> list[TensorMeta]:
+    """The checkpoint of a model whose first layer's down_proj [64, 96] is kept in parts."""
+    at = "model.layers.0.mlp.down_proj."
+    kept = [tensor for tensor in model_tensors(spec_) if tensor.name != at + "weight"]
+    return kept + [TensorMeta(name=at + name, dtype=dtype, shape=shape) for name, (dtype, shape) in parts.items()]
+
+
+@pytest.mark.parametrize(
+    ("method", "parts", "num_bytes"),
+    [
+        # 96 inputs, 64 outputs; eight 4-bit values an int32; groups of 32 inputs with a scale and a zero point each
+        (
+            "gptq",
+            {
+                "qweight": ("I32", (12, 64)),
+                "qzeros": ("I32", (3, 8)),
+                "scales": ("F16", (3, 64)),
+                "g_idx": ("I32", (96,)),
+            },
+            12 * 64 * 4 + 3 * 8 * 4 + 3 * 64 * 2 + 96 * 4,
+        ),
+        (
+            "awq",
+            {"qweight": ("I32", (96, 8)), "qzeros": ("I32", (3, 8)), "scales": ("F16", (3, 64))},
+            96 * 8 * 4 + 3 * 8 * 4 + 3 * 64 * 2,
+        ),
+        ("fp8", {"weight": ("F8_E4M3", (64, 96)), "weight_scale_inv": ("F32", (1, 1))}, 64 * 96 + 4),
+        (
+            "compressed-tensors",
+            {"weight_packed": ("I32", (64, 12)), "weight_scale": ("BF16", (64, 3)), "weight_shape": ("I64", (2,))},
+            64 * 12 * 4 + 64 * 3 * 2 + 2 * 8,
+        ),
+    ],
+)
+def test_packed_and_scaled_weights_count_as_they_lie_in_the_file(method: str, parts: dict, num_bytes: int) -> None:
+    plain = spec()
+    quantized = spec(quantization=method)
+    whole = decode_traffic(plain, model_tensors(plain), "headers").weight_read_bytes
+    found = decode_traffic(quantized, packed(quantized, parts), "headers")
+    assert found.weight_read_bytes == whole - 2 * 64 * 96 + num_bytes
+    with pytest.raises(CheckpointError, match="down_proj"):
+        decode_traffic(plain, packed(plain, {**parts, "scales": ("F16", (3, 64))}), "headers")
+
+
+def test_packed_experts_are_read_in_part() -> None:
+    moe = spec(mlp={"kind": "moe", "num_experts": 4, "experts_per_token": 1, "expert": gated(16)}, quantization="fp8")
+    scale = [
+        TensorMeta(name=f"model.layers.0.mlp.experts.{i}.up_proj.weight_scale_inv", dtype="F32", shape=(1, 10))
+        for i in range(4)
+    ]
+    plain = decode_traffic(moe, model_tensors(moe), "headers").weight_read_bytes
+    assert decode_traffic(moe, [*model_tensors(moe), *scale], "headers").weight_read_bytes == plain + 40

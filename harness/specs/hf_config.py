@@ -53,6 +53,7 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
         eos_token_ids=_token_ids(fields),
         tensor_prefix=prefix,
         not_read=_not_read(config, fields),
+        quantization=_quantization(fields),
     )
 
 
@@ -74,7 +75,6 @@ def _family(fields: Fields) -> str:
 
 def _refuse_unmodelled(fields: Fields) -> None:
     fields.only("hidden_act", ("silu",), "only silu (a gated MLP) is modelled")
-    fields.only("quantization_config", (None,), "quantized checkpoints are not modelled in this version")
 
 
 def _num_layers(fields: Fields) -> int:
@@ -82,6 +82,17 @@ def _num_layers(fields: Fields) -> int:
     if num_layers > MAX_LAYERS:
         raise fields.fault(f"num_hidden_layers is {num_layers}", f"at most {MAX_LAYERS} are believed")
     return num_layers
+
+
+def _quantization(fields: Fields) -> str | None:
+    """The method's name. What it makes of each tensor stands in the checkpoint's headers alone."""
+    given = fields.get("quantization_config")
+    if given is None:
+        return None
+    method = given.get("quant_method") if isinstance(given, Mapping) else None
+    if not isinstance(method, str) or not method:
+        raise fields.fault(f"quantization_config is {given}", "it must be an object with a quant_method")
+    return method
 
 
 def _not_read(config: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:

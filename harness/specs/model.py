@@ -40,6 +40,8 @@ class ModelSpec(Frozen):
     eos_token_ids: tuple[int, ...] = ()
     tensor_prefix: str = "model."
     """What stands before `layers.0...` in the checkpoint's tensor names."""
+    quantization: str | None = None
+    """How the weights were packed or scaled (gptq, awq, fp8, compressed-tensors); null: they are of `dtype`."""
     not_read: tuple[str, ...] = ()
     """How names of tensors begin that decoding never reads: a vision tower, a draft head."""
 
@@ -60,11 +62,11 @@ class ModelSpec(Frozen):
     def dense(self) -> tuple[Attention, GatedMlp]:
         """The parts of every layer, for what runs plain dense models alone. Raises ConfigError for others."""
         mixer, mlp = self.kinds[0].mixer, self.kinds[0].mlp
-        alike = len(self.kinds) == 1 and self.rotary_frac == 1.0
+        alike = len(self.kinds) == 1 and self.rotary_frac == 1.0 and self.quantization is None
         plain = isinstance(mixer, Attention) and mixer.window is None and not mixer.output_gate
         if not alike or not plain or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
-                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate",
+                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate, or it is quantized",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
         return mixer, mlp

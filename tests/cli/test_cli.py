@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.cli.main import app, main
+from harness.resources import find_config
 from harness.specs.probe import ProbeReport
 from harness.units import gb_per_s, ms
 
@@ -286,3 +287,11 @@ def test_a_fault_of_the_system_is_not_called_a_full_disk(monkeypatch: pytest.Mon
     monkeypatch.setattr("harness.cli.main.app", fails)
     with pytest.raises(OSError, match="Input/output"):
         main()
+
+
+def test_a_quantized_config_without_its_weights_is_refused(tmp_path: Path) -> None:
+    """A bf16 count of a 4-bit model would be four times too much."""
+    model = json.loads(find_config("models", "qwen3-0.6b", "{name}/config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**model, "quantization_config": {"quant_method": "awq"}}))
+    result = harness("plan", tmp_path, "--device", "a100", code=2)
+    assert "quantization_config is awq" in result.stderr

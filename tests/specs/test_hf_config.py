@@ -134,6 +134,16 @@ def test_what_a_wrapper_has_beside_its_text_is_not_read() -> None:
     assert model_spec_from_hf(config()).not_read == ()
 
 
+@pytest.mark.parametrize("nested", [True, False])
+def test_quantization_is_found_inside_or_outside_the_text_config(nested: bool) -> None:
+    how = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    wrapper = {"text_config": config(**how)} if nested else {"text_config": config(), **how}
+    spec = model_spec_from_hf(wrapper)
+    assert spec.quantization == "gptq"
+    with pytest.raises(ConfigError, match="quantized"):
+        spec.dense()
+
+
 def test_a_head_that_turns_in_part_is_not_plain_dense() -> None:
     spec = model_spec_from_hf(config(partial_rotary_factor=0.5))
     assert spec.rotary_frac == 0.5
@@ -221,7 +231,9 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_window"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
         ({"layer_types": ["full_attention", "linear_attention"]}, "layer_types"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"quantization_config": {}}, "quantization_config"),
+        ({"quantization_config": "gptq"}, "quantization_config"),
+        ({"quantization_config": {"quant_method": 4}}, "quantization_config"),
         ({"eos_token_id": "</s>"}, "eos_token_id"),
         ({"rope_theta": -1}, "rope_theta"),
         ({"head_dim": 33}, "head_dim"),

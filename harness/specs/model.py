@@ -66,7 +66,8 @@ class ModelSpec(Frozen):
         plain = isinstance(mixer, Attention) and mixer.window is None and not mixer.output_gate
         if not alike or not plain or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
-                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate, or it is quantized",
+                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate,"
+                " or it is quantized",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
         return mixer, mlp

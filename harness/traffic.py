@@ -130,9 +130,12 @@ def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
 
 
 def _packed_weight(name: str) -> str:
-    """The weight that a packed or scaled checkpoint keeps in parts, of which this is one; another name as it is."""
+    """The weight that a packed or scaled checkpoint keeps in parts, of which this is one; another name as it is.
+
+    mxfp4 keeps a stack of experts as <name>_blocks, two 4-bit values a byte, and <name>_scales, one for each 32 values.
+    """
     module, _, part = name.rpartition(".")
-    return f"{module}.weight" if part in _PACKED_PARTS else name
+    return f"{module}.weight" if part in _PACKED_PARTS else re.sub("_(blocks|scales)$", "", name)
 
 
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:

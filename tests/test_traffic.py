@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from harness.errors import CheckpointError
 from harness.models import resolve_model
 from harness.roofline import memory_floor_s
+from harness.specs.hf_config import model_spec_from_hf
 from harness.specs.layout import model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
@@ -385,3 +386,47 @@ def test_packed_experts_are_read_in_part() -> None:
     ]
     plain = decode_traffic(moe, model_tensors(moe), "headers").weight_read_bytes
     assert decode_traffic(moe, [*model_tensors(moe), *scale], "headers").weight_read_bytes == plain + 40
+
+
+GPT_OSS_120B = {
+    "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
+    "num_experts_per_tok": 4, "sliding_window": 128, "vocab_size": 201_088, "max_position_embeddings": 131_072,
+    "hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 150_000, "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def mxfp4(tensors: list[TensorMeta]) -> list[TensorMeta]:
+    """Stacks of experts [experts, inputs, outputs] as checkpoints have them: [experts, outputs, inputs / 32, 16]."""
+    kept = []
+    for tensor in tensors:
+        if not tensor.name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            kept.append(tensor)
+            continue
+        experts, inputs, outputs = tensor.shape
+        blocks = (experts, outputs, inputs // 32)
+        kept.append(TensorMeta(name=f"{tensor.name}_blocks", dtype="U8", shape=(*blocks, 16)))
+        kept.append(TensorMeta(name=f"{tensor.name}_scales", dtype="U8", shape=blocks))
+    return kept
+
+
+def test_gpt_oss_120b_in_mxfp4() -> None:
+    model = model_spec_from_hf(GPT_OSS_120B)
+    traffic = decode_traffic(model, mxfp4(model_tensors(model)), "headers")
+    # 36 layers x 2 x 8 heads x 64 x 2 B; every other layer looks back 128 positions
+    assert traffic.kv_bytes_per_context_token == 73_728
+    assert [traffic.cache_bytes(context) for context in (1, 128, 129)] == [73_728, 128 * 73_728, 128 * 73_728 + 36_864]
+    expert = 2880 * 3 * 2880 * 17 // 32 + 3 * 2880 * 2  # a value is half a byte and a 32nd of a scale; biases in bf16
+    heads = 4096 + 2 * 512
+    rest = 2 * (2880 * heads + heads + 4096 * 2880 + 2880 + 64 + 128 * 2880 + 128 + 2 * 2880)
+    outside = 2 * (2880 + 201_088 * 2880)
+    assert traffic.weight_read_bytes == 36 * (rest + 4 * expert) + outside
+    assert traffic.resident_weight_bytes == 36 * (rest + 128 * expert) + outside + 2 * 201_088 * 2880
+
+
+def test_an_unknown_part_of_an_expert_is_refused() -> None:
+    model = model_spec_from_hf(GPT_OSS_120B)
+    odd = TensorMeta(name="model.layers.0.mlp.experts.up_proj_blocks", dtype="U8", shape=(1, 16))
+    with pytest.raises(CheckpointError, match="up_proj_blocks"):
+        decode_traffic(model, [*model_tensors(model), odd], "headers")

@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.specs.hf_fields import Fields
-from harness.specs.hf_mixers import HYBRIDS, layer_mixers
+from harness.specs.hf_mixers import GEMMAS, HYBRIDS, layer_mixers
 from harness.specs.hf_mlps import MLPS
 from harness.specs.layer import LayerKind
 from harness.specs.model import ModelSpec
 
+_GEMMA_NORMS = (
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+)  # fmt: skip
 MAX_LAYERS = 10_000
 """Each layer's tensors are listed one by one: a hostile count must not take the memory."""
 
@@ -30,11 +33,12 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
         prefix = "model.language_model."
     fields = Fields(text, source)
     family = _family(fields)
-    _refuse_unmodelled(fields)
+    _refuse_other_activations(fields, family)
     num_layers = _num_layers(fields)
     mlps = MLPS[family](fields, num_layers)
     mixers = layer_mixers(fields, family, num_layers)
-    layers = [LayerKind(mixer=mixer, mlp=mlp) for mixer, mlp in zip(mixers, mlps, strict=True)]
+    norms = {"norms": _GEMMA_NORMS} if family in GEMMAS else {}
+    layers = [LayerKind(mixer=mixer, mlp=mlp, **norms) for mixer, mlp in zip(mixers, mlps, strict=True)]
     kinds = tuple(dict.fromkeys(layers))
     theta, rotary_frac, scaling = _rope(fields, family)
     return ModelSpec(
@@ -44,7 +48,7 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
         pattern=tuple(map(kinds.index, layers)),
         vocab_size=fields.count("vocab_size"),
         max_position_embeddings=fields.count("max_position_embeddings"),
-        tie_word_embeddings=fields.flag("tie_word_embeddings", default=False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", default=family in GEMMAS),
         rms_norm_eps=fields.number("rms_norm_eps"),
         rope_theta=theta,
         rope_scaling=scaling,
@@ -73,8 +77,12 @@ def _family(fields: Fields) -> str:
     return name
 
 
-def _refuse_unmodelled(fields: Fields) -> None:
-    fields.only("hidden_act", ("silu",), "only silu (a gated MLP) is modelled")
+def _refuse_other_activations(fields: Fields, family: str) -> None:
+    """A known one says that the MLP is gated."""
+    if family in GEMMAS:
+        fields.only("hidden_activation", ("gelu_pytorch_tanh",), "only gelu_pytorch_tanh is modelled for Gemma")
+    else:
+        fields.only("hidden_act", ("silu",), "only silu (a gated MLP) is modelled")
 
 
 def _num_layers(fields: Fields) -> int:
@@ -111,7 +119,8 @@ def _rope(fields: Fields, family: str) -> tuple[float, float, dict[str, Any] | N
         raise fields.fault(f"rope_parameters (rope_scaling) is {given}", "it must be an object")
     defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25 if family in HYBRIDS else 1.0}
     single = {key: fields.get(key, default) for key, default in defaults.items()}
-    parameters = {**single, **given}
+    # Gemma 3 has two angles: those of its full layers stand for the model's, its windows' are not needed for bytes.
+    parameters = {**single, **given.get("full_attention", given)}
     both = Fields(parameters, fields.source)
     theta, rotary_frac = both.number("rope_theta"), both.number("partial_rotary_factor")
     for key in single:

@@ -8,6 +8,7 @@ from harness.specs.parts.latent_attention import LatentAttention
 HYBRIDS = ("qwen3_next", "qwen3_5")
 """Families with gated delta rule layers."""
 
+GEMMAS = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families whose cache is a latent vector."""
 
@@ -74,6 +75,11 @@ def _layer_kinds(fields: Fields, family: str, num_layers: int) -> list[str]:
 def _slides(fields: Fields, family: str, num_layers: int) -> list[bool]:
     if family in ("mistral", "mixtral"):  # which have no switch: a window that is set holds in every layer
         return [fields.get("sliding_window") is not None] * num_layers
+    if family in ("gpt_oss", "gemma2"):  # every other layer, the first one included
+        return [index % 2 == 0 for index in range(num_layers)]
+    if family == "gemma3":  # all but every sixth
+        every = fields.count_or("sliding_window_pattern", 6)
+        return [(index + 1) % every != 0 for index in range(num_layers)]
     if not fields.flag("use_sliding_window", default=False):
         return [False] * num_layers
     first = fields.count("max_window_layers", least=0)
@@ -91,14 +97,15 @@ def _layer_types(fields: Fields, family: str, num_layers: int) -> list[str]:
 def _attention(fields: Fields, family: str) -> Attention:
     """Query, key and value have biases in Qwen2 whatever its config says; attention_bias is for all four."""
     heads = fields.count("num_attention_heads")
-    bias = fields.flag("attention_bias", default=False)
+    bias = fields.flag("attention_bias", default=family == "gpt_oss")
     return Attention(
         num_heads=heads,
         num_kv_heads=_kv_heads(fields, heads),
         head_dim=_head_dim(fields, family, heads),
         qkv_bias=bias or family in ("qwen2", "qwen2_moe"),
         o_bias=bias,
-        qk_norm=family.startswith("qwen3"),
+        qk_norm=family.startswith("qwen3") or family == "gemma3",
+        sinks=family == "gpt_oss",
         output_gate=family in HYBRIDS and fields.flag("attn_output_gate", default=True),
     )
 
@@ -119,8 +126,8 @@ def _head_dim(fields: Fields, family: str, heads: int) -> int:
     hidden = fields.count("hidden_size")
     if fields.get("head_dim") is None:
         # transformers' default is 128 in Qwen3 and hidden_size / heads in the others: do not guess
-        if family.startswith("qwen3"):
-            raise fields.fault("head_dim is missing", "qwen3 needs it: it is not hidden_size / num_attention_heads")
+        if family.startswith("qwen3") or family in GEMMAS:
+            raise fields.fault("head_dim is missing", f"{family} needs it: it is not hidden_size / num_attention_heads")
         if hidden % heads:
             raise fields.fault(f"head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim")
     head_dim = fields.count_or("head_dim", hidden // heads)

@@ -1,41 +1,47 @@
 """The MLP of each layer as a config.json has it, family by family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.specs.hf_fields import Fields
 from harness.specs.parts.mlp import GatedMlp, Moe
+from harness.specs.parts.stacked_moe import StackedMoe
 
 MAX_EXPERTS = 10_000
 """Each expert's tensors are listed one by one: a hostile count must not take the memory."""
 
-Mlp = GatedMlp | Moe
+Mlp = GatedMlp | Moe | StackedMoe
 
 
-def _dense(fields: Fields, num_layers: int) -> list[Mlp]:
+def _dense(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     bias = fields.get("model_type") == "llama" and fields.flag("mlp_bias", default=False)
     return [GatedMlp(intermediate_size=fields.count("intermediate_size"), bias=bias)] * num_layers
 
 
-def _mixtral(fields: Fields, num_layers: int) -> list[Mlp]:
+def _gemma(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    mlp = GatedMlp(intermediate_size=fields.count("intermediate_size"), activation="gelu_pytorch_tanh")
+    return [mlp] * num_layers
+
+
+def _mixtral(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     expert = GatedMlp(intermediate_size=fields.count("intermediate_size"))
     return [_experts(fields, "num_local_experts", expert, names="block_sparse_moe")] * num_layers
 
 
-def _qwen_moe(fields: Fields, num_layers: int) -> list[Mlp]:
+def _qwen_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """Qwen3-MoE: every decoder_sparse_step'th layer has experts, unless mlp_only_layers names it."""
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
     return _sparse(fields, num_layers, _experts(fields, "num_experts", expert))
 
 
-def _qwen2_moe(fields: Fields, num_layers: int) -> list[Mlp]:
+def _qwen2_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next)."""
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
     shared = GatedMlp(intermediate_size=fields.count("shared_expert_intermediate_size"))
     return _sparse(fields, num_layers, _experts(fields, "num_experts", expert, shared=shared, shared_gate=True))
 
 
-def _deepseek(fields: Fields, num_layers: int) -> list[Mlp]:
+def _deepseek(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """The first layers are dense; the others have experts, and shared ones without a gate, kept as one wide one."""
     fields.only("moe_layer_freq", (None, 1), "only experts in every later layer are modelled")
     width = fields.count("moe_intermediate_size")
@@ -51,7 +57,13 @@ def _deepseek(fields: Fields, num_layers: int) -> list[Mlp]:
     return [dense] * num_dense + [moe] * (num_layers - num_dense)
 
 
-def _sparse(fields: Fields, num_layers: int, moe: Moe) -> list[Mlp]:
+def _gpt_oss(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    num_experts, chosen = _num_experts(fields, "num_local_experts")
+    width = fields.count("intermediate_size")
+    return [StackedMoe(num_experts=num_experts, experts_per_token=chosen, intermediate_size=width)] * num_layers
+
+
+def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     step, dense_at = fields.count_or("decoder_sparse_step", 1), fields.counts("mlp_only_layers")
     has_experts = [(index + 1) % step == 0 and index not in dense_at for index in range(num_layers)]
     if all(has_experts):
@@ -61,15 +73,21 @@ def _sparse(fields: Fields, num_layers: int, moe: Moe) -> list[Mlp]:
 
 
 def _experts(fields: Fields, key: str, expert: GatedMlp, **more: Any) -> Moe:
+    num_experts, chosen = _num_experts(fields, key)
+    return Moe(num_experts=num_experts, experts_per_token=chosen, expert=expert, **more)
+
+
+def _num_experts(fields: Fields, key: str) -> tuple[int, int]:
+    """(all, those that a token is routed to)."""
     num_experts, chosen = fields.count(key), fields.count("num_experts_per_tok")
     if num_experts > MAX_EXPERTS:
         raise fields.fault(f"{key} is {num_experts}", f"at most {MAX_EXPERTS} are believed")
     if chosen > num_experts:
         raise fields.fault(f"num_experts_per_tok is {chosen}", f"at most {key}, {num_experts}")
-    return Moe(num_experts=num_experts, experts_per_token=chosen, expert=expert, **more)
+    return num_experts, chosen
 
 
-MLPS: dict[str, Callable[[Fields, int], list[Mlp]]] = {
+MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "llama": _dense,
     "qwen2": _dense,
     "qwen3": _dense,
@@ -81,5 +99,8 @@ MLPS: dict[str, Callable[[Fields, int], list[Mlp]]] = {
     "qwen3_5": _dense,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
+    "gpt_oss": _gpt_oss,
+    "gemma2": _gemma,
+    "gemma3": _gemma,
 }
 """By family: the MLPs of so many layers."""

@@ -1,4 +1,4 @@
-"""A layer: a mixer, which lets positions look at each other, and an MLP, which does not, with a norm before each.
+"""A layer: a mixer, which lets positions look at each other, and an MLP, which does not, with norms around them.
 
 A model is a few kinds of layers in a pattern (`specs.model`), so that a hybrid is not a special case.
 """
@@ -14,13 +14,17 @@ from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.parts.latent_attention import LatentAttention
 from harness.specs.parts.mlp import GatedMlp, Moe
 from harness.specs.parts.product import Product, Shape
+from harness.specs.parts.stacked_moe import StackedMoe
 
 
 class LayerKind(Frozen):
     """One kind of layer."""
 
     mixer: Annotated[Attention | LatentAttention | GatedDelta, Field(discriminator="kind")]
-    mlp: Annotated[GatedMlp | Moe, Field(discriminator="kind")]
+    mlp: Annotated[GatedMlp | Moe | StackedMoe, Field(discriminator="kind")]
+
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    """Gemma norms what comes out of a part as well as what goes in."""
 
     def products(self, hidden: int) -> list[Product]:
         """Matrix products with weights that one token goes through."""
@@ -30,5 +34,4 @@ class LayerKind(Frozen):
         """Names and shapes within the layer."""
         yield from self.mixer.tensors(hidden)
         yield from self.mlp.tensors(hidden)
-        yield "input_layernorm.weight", (hidden,)
-        yield "post_attention_layernorm.weight", (hidden,)
+        yield from ((f"{norm}.weight", (hidden,)) for norm in self.norms)

@@ -63,11 +63,12 @@ class ModelSpec(Frozen):
         """The parts of every layer, for what runs plain dense models alone. Raises ConfigError for others."""
         mixer, mlp = self.kinds[0].mixer, self.kinds[0].mlp
         alike = len(self.kinds) == 1 and self.rotary_frac == 1.0 and self.quantization is None
-        plain = isinstance(mixer, Attention) and mixer.window is None and not mixer.output_gate
-        if not alike or not plain or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
+        plain = isinstance(mixer, Attention) and mixer.window is None and not (mixer.output_gate or mixer.sinks)
+        silu = isinstance(mlp, GatedMlp) and mlp.activation == "silu"
+        if not (alike and plain and silu) or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
-                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window or a gate,"
-                " or it is quantized",
+                f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window, a gate or"
+                " another activation than silu, or it is quantized",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
         return mixer, mlp

@@ -162,6 +162,26 @@ def test_deepseek_has_dense_layers_first_and_shared_experts_as_one() -> None:
     assert spec.not_read == ("model.layers.3.",)
 
 
+GEMMA = {"hidden_act": ..., "hidden_activation": "gelu_pytorch_tanh", "head_dim": 32, "tie_word_embeddings": ...}
+
+
+def test_gemmas_windows_norms_and_tied_head() -> None:
+    gemma2 = model_spec_from_hf(config(**GEMMA, model_type="gemma2", num_hidden_layers=4, sliding_window=8))
+    assert [layer.mixer.window for layer in gemma2.layers] == [8, None, 8, None]
+    gemma3 = model_spec_from_hf(config(**GEMMA, model_type="gemma3_text", num_hidden_layers=7, sliding_window=8))
+    assert [layer.mixer.window for layer in gemma3.layers] == [8] * 5 + [None, 8]
+    assert gemma2.tie_word_embeddings, "transformers' default there, which Gemma's configs leave out"
+    assert len(gemma2.kinds[0].norms) == 4
+    with pytest.raises(ConfigError, match="activation"):
+        gemma2.model_copy(update={"kinds": gemma2.kinds[1:], "pattern": (0, 0)}).dense()
+
+
+def test_gemma_3_has_an_angle_for_each_kind_of_layer() -> None:
+    angles = {"sliding_attention": {"rope_theta": 1e4}, "full_attention": {"rope_theta": 1e6, "rope_type": "default"}}
+    spec = model_spec_from_hf(config(**GEMMA, model_type="gemma3_text", sliding_window=8, rope_parameters=angles))
+    assert (spec.rope_theta, spec.rope_scaling) == (1e6, None)
+
+
 def test_a_window_is_not_plain_dense() -> None:
     with pytest.raises(ConfigError, match="window"):
         model_spec_from_hf(config(model_type="mistral", sliding_window=32)).dense()
@@ -208,6 +228,8 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({**DEEPSEEK, "moe_layer_freq": 2}, "moe_layer_freq"),
         ({**DEEPSEEK, "attention_bias": True}, "attention_bias"),
         ({**DEEPSEEK, "first_k_dense_replace": -1}, "first_k_dense_replace"),
+        ({"model_type": "gemma2", "head_dim": 32}, "hidden_activation"),
+        ({"model_type": "gemma2", "hidden_activation": "gelu_pytorch_tanh"}, "head_dim"),
         ({"partial_rotary_factor": "half"}, "partial_rotary_factor"),
         ({**QWEN3_MOE, "mlp_only_layers": "0"}, "mlp_only_layers"),
         ({**QWEN3_MOE, "decoder_sparse_step": 0}, "decoder_sparse_step"),

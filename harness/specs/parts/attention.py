@@ -21,6 +21,8 @@ class Attention(Frozen):
     o_bias: bool = False
     qk_norm: bool = False
     """RMSNorm over head_dim on every query and key head (Qwen3)."""
+    sinks: bool = False
+    """A learned score a query head that takes part in the softmax without a value (gpt-oss)."""
     output_gate: bool = False
     """Each query head brings a gate for its output from the same product, as wide as it is (Qwen3-Next, Qwen3.5)."""
     window: PositiveInt | None = None
@@ -76,3 +78,5 @@ class Attention(Frozen):
         if self.qk_norm:
             yield "self_attn.q_norm.weight", (self.head_dim,)
             yield "self_attn.k_norm.weight", (self.head_dim,)
+        if self.sinks:
+            yield "self_attn.sinks", (self.num_heads,)

@@ -16,6 +16,7 @@ class GatedMlp(Frozen):
     kind: Literal["gated-mlp"] = "gated-mlp"
     intermediate_size: PositiveInt
     bias: bool = False
+    activation: Literal["silu", "gelu_pytorch_tanh"] = "silu"
 
     def products(self, hidden: int, at: str = "mlp") -> list[Product]:
         """`at`: the module's name within its layer."""

@@ -115,12 +115,13 @@ def _not_read(config: Mapping[str, Any], fields: Fields) -> tuple[str, ...]:
 def _rope(fields: Fields, family: str) -> tuple[float, float, dict[str, Any] | None]:
     """(theta, part of a head that turns, scaling): in rope_parameters since transformers 5, single keys before."""
     given = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+    # Gemma 3 has two angles: that of its full layers stands for the model's, its windows' is not needed for bytes.
+    given = given.get("full_attention", given) if isinstance(given, Mapping) else given
     if not isinstance(given, Mapping):
         raise fields.fault(f"rope_parameters (rope_scaling) is {given}", "it must be an object")
     defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25 if family in HYBRIDS else 1.0}
     single = {key: fields.get(key, default) for key, default in defaults.items()}
-    # Gemma 3 has two angles: those of its full layers stand for the model's, its windows' are not needed for bytes.
-    parameters = {**single, **given.get("full_attention", given)}
+    parameters = {**single, **given}
     both = Fields(parameters, fields.source)
     theta, rotary_frac = both.number("rope_theta"), both.number("partial_rotary_factor")
     for key in single:

@@ -7,8 +7,8 @@ from harness.specs.hf_fields import Fields
 from harness.specs.parts.mlp import GatedMlp, Moe
 from harness.specs.parts.stacked_moe import StackedMoe
 
-MAX_EXPERTS = 10_000
-"""Each expert's tensors are listed one by one: a hostile count must not take the memory."""
+MAX_EXPERTS = 1_000_000
+"""In all layers: each one's tensors are listed one by one, and a hostile count must not take the memory."""
 
 Mlp = GatedMlp | Moe | StackedMoe
 
@@ -80,8 +80,8 @@ def _experts(fields: Fields, key: str, expert: GatedMlp, **more: Any) -> Moe:
 def _num_experts(fields: Fields, key: str) -> tuple[int, int]:
     """(all, those that a token is routed to)."""
     num_experts, chosen = fields.count(key), fields.count("num_experts_per_tok")
-    if num_experts > MAX_EXPERTS:
-        raise fields.fault(f"{key} is {num_experts}", f"at most {MAX_EXPERTS} are believed")
+    if num_experts * fields.count("num_hidden_layers") > MAX_EXPERTS:
+        raise fields.fault(f"{key} is {num_experts}", f"at most {MAX_EXPERTS} in all layers are believed")
     if chosen > num_experts:
         raise fields.fault(f"num_experts_per_tok is {chosen}", f"at most {key}, {num_experts}")
     return num_experts, chosen

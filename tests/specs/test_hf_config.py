@@ -215,6 +215,11 @@ def test_rope_of_transformers_5_and_of_older_ones() -> None:
         ({"model_type": "mixtral", "num_local_experts": 8}, "num_experts_per_tok"),
         ({"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 9}, "num_experts_per_tok"),
         ({"model_type": "mixtral", "num_local_experts": 10**9, "num_experts_per_tok": 2}, "num_local_experts"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 9999, "num_experts_per_tok": 2, "num_hidden_layers": 9999},
+            "num_local_experts",
+        ),
+        ({"rope_parameters": {"full_attention": 3}}, "rope_parameters"),
         ({"model_type": "mistral", "sliding_window": -1}, "sliding_window"),
         ({"model_type": "qwen3_moe", "head_dim": 16}, "moe_intermediate_size"),
         ({**QWEN3_5, "linear_num_value_heads": 3}, "linear_num_value_heads"),

@@ -21,7 +21,6 @@ from typing import Literal
 from harness.errors import CheckpointError
 from harness.specs.layout import EMBEDDING, LM_HEAD
 from harness.specs.model import ModelSpec
-from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
 
@@ -58,14 +57,15 @@ def decode_traffic(
     body = sum(tensor.num_bytes * _read_frac(tensor, spec, read) for tensor in tensors)
     kv_values = sum(layer.mixer.kv_values for layer in spec.layers)
     value_bytes = dtype_bytes(kv_dtype or spec.dtype)
+    state_bytes = sum(layer.mixer.state_bytes(value_bytes) for layer in spec.layers)
     return DecodeTraffic(
         tensors_source=tensors_source,
         weight_read_bytes=round(body) + head.num_bytes,
         embedding_row_bytes=embedding.num_bytes // spec.vocab_size,
         kv_bytes_per_context_token=kv_values * value_bytes,
         sliding_caches=_sliding_caches(spec, value_bytes),
-        state_read_bytes=_state_bytes(spec, value_bytes),
-        state_write_bytes=_state_bytes(spec, value_bytes),
+        state_read_bytes=state_bytes,
+        state_write_bytes=state_bytes,
         resident_weight_bytes=sum(tensor.num_bytes for tensor in tensors),
         linear_flop=linear_flop(spec),
         attention_flop_per_context_token=attention_flop_per_pair(spec),
@@ -84,12 +84,6 @@ def _sliding_caches(spec: ModelSpec, value_bytes: int) -> tuple[SlidingCache, ..
         )
         for window in sorted({mixer.window for mixer in mixers if mixer.window is not None})
     )
-
-
-def _state_bytes(spec: ModelSpec, value_bytes: int) -> int:
-    """Recurrent state in its own type, the convolution's in the cache's."""
-    deltas = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDelta)]
-    return sum(m.state_values * dtype_bytes(m.state_dtype) + m.conv_values * value_bytes for m in deltas)
 
 
 def linear_flop(spec: ModelSpec, with_head: bool = True) -> int:

@@ -28,8 +28,6 @@ class Attention(Frozen):
     window: PositiveInt | None = None
     """How many positions a query looks at, its own included; null: all before it. Older ones need not be kept."""
 
-    state_values: ClassVar[int] = 0
-    conv_values: ClassVar[int] = 0
     state_flop: ClassVar[int] = 0
     """A mixer with a cache has no state (`parts.gated_delta`)."""
 
@@ -57,6 +55,10 @@ class Attention(Frozen):
     def prefill_flop_per_pair(self) -> int:
         """The same in a prompt."""
         return self.flop_per_pair
+
+    def state_bytes(self, value_bytes: int) -> int:
+        """None."""
+        return 0
 
     def num_pairs(self, num_tokens: int) -> int:
         """Visible pairs of a prompt: position i sees i positions, or the window."""

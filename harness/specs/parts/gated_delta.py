@@ -12,6 +12,7 @@ from pydantic import PositiveInt
 
 from harness.specs.base import Frozen
 from harness.specs.parts.product import Product, Shape
+from harness.specs.tensor import dtype_bytes
 
 
 class GatedDelta(Frozen):
@@ -58,6 +59,10 @@ class GatedDelta(Frozen):
         """Of one token, outside products with weights: per value of S one for the decay and a multiply-add each for
         S^T k, the correction and S^T q; a multiply-add for each tap of the convolution."""
         return 7 * self.state_values + 2 * self.conv_channels * self.conv_kernel
+
+    def state_bytes(self, value_bytes: int) -> int:
+        """Recurrent state in its own type, the convolution's in the model's, of `value_bytes` each."""
+        return self.state_values * dtype_bytes(self.state_dtype) + self.conv_values * value_bytes
 
     def num_pairs(self, num_tokens: int) -> int:
         """Positions do not meet in pairs."""

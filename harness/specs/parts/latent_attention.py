@@ -26,8 +26,6 @@ class LatentAttention(Frozen):
     v_head_dim: PositiveInt
 
     window: ClassVar[None] = None
-    state_values: ClassVar[int] = 0
-    conv_values: ClassVar[int] = 0
     state_flop: ClassVar[int] = 0
 
     @property
@@ -45,6 +43,10 @@ class LatentAttention(Frozen):
     def prefill_flop_per_pair(self) -> int:
         """In a prompt keys and values are projected once a position, and heads are as wide as they are."""
         return 2 * self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim)
+
+    def state_bytes(self, value_bytes: int) -> int:
+        """None: it has a cache."""
+        return 0
 
     def num_pairs(self, num_tokens: int) -> int:
         """Visible pairs of a prompt."""

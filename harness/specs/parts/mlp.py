@@ -35,7 +35,20 @@ class GatedMlp(Frozen):
         return Fraction(1)
 
 
-class Moe(Frozen):
+class Routed(Frozen):
+    """What all mixtures have: a router that sends each token through a few of many experts."""
+
+    num_experts: PositiveInt
+    experts_per_token: PositiveInt
+
+    @model_validator(mode="after")
+    def _has_so_many(self) -> "Routed":
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(f"{self.experts_per_token} experts a token of {self.num_experts}")
+        return self
+
+
+class Moe(Routed):
     """A router sends each token through a few of many experts; shared experts see every token.
 
     Resident is all of it, read is the router, the shared expert and what one token's experts have: billing all experts
@@ -43,8 +56,6 @@ class Moe(Frozen):
     """
 
     kind: Literal["moe"] = "moe"
-    num_experts: PositiveInt
-    experts_per_token: PositiveInt
     expert: GatedMlp
     shared: GatedMlp | None = None
     """Sees every token; all shared experts as one of their summed width."""
@@ -56,12 +67,6 @@ class Moe(Frozen):
     """The shared expert's output is scaled by a learned gate of one row (Qwen2-MoE, Qwen3-Next)."""
     names: Literal["mlp", "block_sparse_moe"] = "mlp"
     """How checkpoints name it: Mixtral's experts are block_sparse_moe.experts.N.w1, w3, w2."""
-
-    @model_validator(mode="after")
-    def _has_so_many(self) -> "Moe":
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(f"{self.experts_per_token} experts a token of {self.num_experts}")
-        return self
 
     def products(self, hidden: int) -> list[Product]:
         """Those that one token goes through; which experts is not known, so they are called expert 0, 1, ..."""

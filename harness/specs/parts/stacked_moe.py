@@ -4,28 +4,20 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import PositiveInt
 
-from harness.specs.base import Frozen
+from harness.specs.parts.mlp import Routed
 from harness.specs.parts.product import Product, Shape
 
 
-class StackedMoe(Frozen):
+class StackedMoe(Routed):
     """Router and experts with biases; gate and up of an expert are one product.
 
     Checkpoints may keep a stack in 4-bit blocks with a scale each (`gate_up_proj_blocks`, `gate_up_proj_scales`).
     """
 
     kind: Literal["stacked-moe"] = "stacked-moe"
-    num_experts: PositiveInt
-    experts_per_token: PositiveInt
     intermediate_size: PositiveInt
-
-    @model_validator(mode="after")
-    def _has_so_many(self) -> "StackedMoe":
-        if self.experts_per_token > self.num_experts:
-            raise ValueError(f"{self.experts_per_token} experts a token of {self.num_experts}")
-        return self
 
     def products(self, hidden: int) -> list[Product]:
         """Those that one token goes through; which experts is not known, so they are called expert 0, 1, ..."""

@@ -432,7 +432,9 @@ def test_an_unknown_part_of_an_expert_is_refused() -> None:
         decode_traffic(model, [*model_tensors(model), odd], "headers")
 
 
-@pytest.mark.parametrize("kind", [{"kind": "moe", "expert": gated(16)}, {"kind": "stacked-moe", "intermediate_size": 16}])
+@pytest.mark.parametrize(
+    "kind", [{"kind": "moe", "expert": gated(16)}, {"kind": "stacked-moe", "intermediate_size": 16}]
+)
 def test_no_token_goes_through_more_experts_than_there_are(kind: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="9 experts a token of 8"):
         spec(mlp={**kind, "num_experts": 8, "experts_per_token": 9})

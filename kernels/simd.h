@@ -4,6 +4,7 @@
 // by -march. All arithmetic is fp32; bf16 is a storage format, and every store to it rounds to nearest even.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -192,4 +193,23 @@ inline vec exp(vec x) {
   for (const float coefficient : {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f})
     series = series * r + coefficient;
   return series * reinterpret_cast<vec>(reinterpret_cast<vec_bits>(shifted) << 23);
+}
+
+// 1 / (1 + exp(-x))
+inline vec sigmoid(vec x) { return 1.0f / (1.0f + exp(-x)); }
+
+template <class T>
+inline float sum_of_squares(const T* x, int64_t size) {
+  vec squares = {};
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const vec value = load(x + i, size - i);
+    squares += value * value;
+  }
+  return sum(squares);
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+template <class T>
+inline float inverse_rms(const T* x, int64_t size, double eps) {
+  return 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + static_cast<float>(eps));
 }

@@ -10,7 +10,10 @@ import harness
 
 ROOT = Path(harness.__file__).parent
 HEAVY = {"torch", "vllm", "triton", "transformers"}
-HEAVY_LEAVES = ("harness.engines.native.", "harness.backends.linear.", "harness.backends.attention.")
+HEAVY_LEAVES = (
+    "harness.engines.native.", "harness.backends.linear.", "harness.backends.attention.",
+    "harness.backends.linear_attention.",
+)  # fmt: skip
 LIGHT_ONLY = ("harness.cli.",)
 
 # Longest prefix wins.

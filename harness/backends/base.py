@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import AttentionProblem, LinearProblem
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,3 +101,62 @@ class AttentionBackend(Protocol):
         `context` is one int64: the filled places, the m new ones included. It is read when the launch runs, since it
         grows with every step while the addresses stay.
         """
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What the projections give m tokens; the last dimension is contiguous, rows may have a stride."""
+
+    qkv: Tensor
+    """[m, conv_channels]: all query heads, all key heads, all value heads."""
+    z: Tensor
+    """[m, num_value_heads * value_head_dim]: gates of the output."""
+    b: Tensor
+    """[m, num_value_heads]: how far a value is corrected, before the sigmoid."""
+    a: Tensor
+    """[m, num_value_heads]: how fast the state decays, before softplus."""
+
+
+@dataclass(frozen=True)
+class DeltaWeights:
+    """A layer's own weights beside its projections, contiguous."""
+
+    conv: Tensor
+    """[conv_channels, conv_kernel], the newest position last."""
+    a_log: Tensor
+    """float32 [num_value_heads]"""
+    dt_bias: Tensor
+    """float32 [num_value_heads]"""
+    norm: Tensor
+    """[value_head_dim]"""
+    eps: float
+
+
+@dataclass(frozen=True)
+class DeltaState:
+    """What a request leaves in a layer, contiguous and changed in place; zeros before the first token."""
+
+    conv: Tensor
+    """[conv_kernel - 1, conv_channels]: the inputs of the last positions, the oldest first."""
+    recurrent: Tensor
+    """float32 [num_value_heads, key_head_dim, value_head_dim]"""
+
+
+class LinearAttentionBackend(Protocol):
+    """The gated delta rule over m new tokens, from the projections' outputs to the input of the last one."""
+
+    name: ClassVar[str]
+    contest_legal: ClassVar[bool]
+
+    def __init__(self, executor: Executor) -> None: ...
+
+    @staticmethod
+    def supports(problem: DeltaProblem, device: DeviceInfo) -> Support: ...
+
+    def read_bytes(self, problem: DeltaProblem) -> int:
+        """Bytes of weights and state that one call reads; it writes the state again."""
+
+    def bind(
+        self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState, out: Tensor, problem: DeltaProblem
+    ) -> Launch:
+        """out is [m, num_value_heads * value_head_dim], contiguous."""

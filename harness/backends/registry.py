@@ -1,7 +1,7 @@
 """Finds backends by name, and chooses one for a problem.
 
 A backend registers where it is defined, with a decorator; this module knows none of them. The first look-up
-imports the modules of `harness/backends/linear` (or `attention`), and what other packages offer:
+imports the modules of `harness/backends/linear` (or `attention`, `linear_attention`), and what other packages offer:
 
     [project.entry-points."harness.linear_backends"]
     mine = "my_package.my_backend"            # a module whose @linear_backend registers
@@ -17,7 +17,7 @@ from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from harness.backends.base import AttentionBackend, LinearBackend, Support
+from harness.backends.base import AttentionBackend, LinearAttentionBackend, LinearBackend, Support
 from harness.errors import ConfigError, UnavailableError
 from harness.specs.device import DeviceInfo
 
@@ -146,5 +146,9 @@ class Registry(Generic[B]):
 
 linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch"))
 attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
+linear_attention_backends: Registry[LinearAttentionBackend] = Registry(
+    "linear_attention", preference=("cpu-recurrent", "torch-recurrent")
+)
 linear_backend, choose_linear = linear_backends.register, linear_backends.choose
 attention_backend, choose_attention = attention_backends.register, attention_backends.choose
+linear_attention_backend, choose_linear_attention = linear_attention_backends.register, linear_attention_backends.choose

@@ -2,21 +2,26 @@
 
 from typing import Any
 
-from harness.backends.registry import Registry, attention_backends, linear_backends
+from harness.backends.registry import Registry, attention_backends, linear_attention_backends, linear_backends
 from harness.devices.cpu import detect_cpu
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import AttentionProblem, LinearProblem
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 
 _LINEAR = LinearProblem(m=1, n=1024, k=1024, dtype="BF16")
 _ATTENTION = AttentionProblem(m=1, num_heads=16, num_kv_heads=8, head_dim=128, max_context=1024, dtype="BF16")
+_LINEAR_ATTENTION = DeltaProblem(
+    m=1, num_key_heads=16, num_value_heads=32, key_head_dim=128, value_head_dim=128, conv_kernel=4, dtype="BF16"
+)
 
 
 def backend_rows() -> list[dict[str, Any]]:
     """One row a backend, and one for each module or plugin that could not be loaded."""
     device = detect_cpu()
-    return _rows("linear", linear_backends, _LINEAR, device) + _rows(
-        "attention", attention_backends, _ATTENTION, device
-    )
+    return [
+        *_rows("linear", linear_backends, _LINEAR, device),
+        *_rows("attention", attention_backends, _ATTENTION, device),
+        *_rows("linear-attention", linear_attention_backends, _LINEAR_ATTENTION, device),
+    ]
 
 
 def _rows(op: str, registry: Registry[Any], problem: Any, device: DeviceInfo) -> list[dict[str, Any]]:

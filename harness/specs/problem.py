@@ -46,3 +46,29 @@ class AttentionProblem(Frozen):
         """QK^T and PV over the visible entries: 4 head_dim FLOP a head and visible pair."""
         visible = self.m * context - self.m * (self.m - 1) // 2
         return 4 * self.num_heads * self.head_dim * visible
+
+
+class DeltaProblem(Frozen):
+    """The gated delta rule over m new tokens of one request, between its projections: a causal convolution over query,
+    key and value, the rule on a recurrent state that is fp32 and changed in place, and a gated norm."""
+
+    m: PositiveInt
+    num_key_heads: PositiveInt
+    num_value_heads: PositiveInt
+    """A multiple of num_key_heads: each key head serves neighbouring value heads."""
+    key_head_dim: PositiveInt
+    value_head_dim: PositiveInt
+    conv_kernel: PositiveInt
+    """Positions that the convolution sees, its own included."""
+    dtype: str
+    """Of inputs, weights, convolution state and output."""
+
+    @property
+    def conv_channels(self) -> int:
+        """Query, key and value side by side."""
+        return 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
+
+    @property
+    def state_values(self) -> int:
+        """Of the recurrent state."""
+        return self.num_value_heads * self.key_head_dim * self.value_head_dim

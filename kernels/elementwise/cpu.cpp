@@ -3,8 +3,8 @@
 //
 // Storage is bf16 or fp32, arithmetic fp32. Where transformers' Llama and Qwen models round to the storage type in the
 // middle (norms between scaling and weight, the activation before its product), so do we; only the rotation is rounded
-// once, at its end. One row is a few
-// microseconds of work on data that the cache holds, less than waking threads costs: only rows are split over the pool.
+// once, at its end. One row is a few microseconds of work on data that the cache holds, less than waking threads costs:
+// only rows are split over the pool.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -24,27 +24,25 @@ void for_each_row(cpu_pool* pool, int64_t m, Body body) {
   });
 }
 
-// 1 / sqrt(mean(x^2) + eps)
+// A norm's weight. Llama's is a factor, and x is rounded before it; a centered one (Gemma, Qwen3.5) is stored as its
+// distance from 1, and nothing is rounded until the end.
 template <class T>
-float inverse_rms(const T* x, int64_t size, double eps) {
-  vec squares = {};
-  for (int64_t i = 0; i < size; i += kLanes) {
-    const vec value = load(x + i, size - i);
-    squares += value * value;
+struct Norm {
+  const T* weight;
+  double eps;
+  bool centered;
+
+  vec scale(vec x, float inverse, int64_t i, int64_t left) const {
+    const vec w = load(weight + i, left);
+    return rounded_to<T>(centered ? x * inverse * (1.0f + w) : rounded_to<T>(x * inverse) * w);
   }
-  return 1.0f / std::sqrt(sum(squares) / static_cast<float>(size) + static_cast<float>(eps));
-}
+};
 
 template <class T>
-vec scaled_by(vec x, float inverse, vec weight) {
-  return rounded_to<T>(rounded_to<T>(x * inverse) * weight);
-}
-
-template <class T>
-void rmsnorm_row(const T* x, const T* weight, double eps, T* out, int64_t size) {
-  const float inverse = inverse_rms(x, size, eps);
+void rmsnorm_row(const T* x, const Norm<T>& norm, T* out, int64_t size) {
+  const float inverse = inverse_rms(x, size, norm.eps);
   for (int64_t i = 0; i < size; i += kLanes)
-    store(out + i, scaled_by<T>(load(x + i, size - i), inverse, load(weight + i, size - i)), size - i);
+    store(out + i, norm.scale(load(x + i, size - i), inverse, i, size - i), size - i);
 }
 
 template <class T>
@@ -67,57 +65,67 @@ void embed(const int64_t* token_ids, const T* table, T* out, int64_t m, int64_t 
 
 // x and out [m, hidden], weight [hidden]
 template <class T>
-void rmsnorm(const T* x, const T* weight, double eps, T* out, int64_t m, int64_t hidden, cpu_pool* pool) {
-  for_each_row(pool, m,
-               [=](int64_t row) { rmsnorm_row(x + row * hidden, weight, eps, out + row * hidden, hidden); });
+void rmsnorm(const T* x, const T* weight, double eps, int64_t centered, T* out, int64_t m, int64_t hidden,
+             cpu_pool* pool) {
+  const Norm<T> norm{weight, eps, centered != 0};
+  for_each_row(pool, m, [=](int64_t row) { rmsnorm_row(x + row * hidden, norm, out + row * hidden, hidden); });
 }
 
 // residual [m, hidden] += delta, rounded to T, then as rmsnorm
 template <class T>
-void add_rmsnorm(T* residual, const T* delta, const T* weight, double eps, T* out, int64_t m, int64_t hidden,
-                 cpu_pool* pool) {
+void add_rmsnorm(T* residual, const T* delta, const T* weight, double eps, int64_t centered, T* out, int64_t m,
+                 int64_t hidden, cpu_pool* pool) {
+  const Norm<T> norm{weight, eps, centered != 0};
   for_each_row(pool, m, [=](int64_t row) {
     add_row(residual + row * hidden, delta + row * hidden, hidden);
-    rmsnorm_row(residual + row * hidden, weight, eps, out + row * hidden, hidden);
+    rmsnorm_row(residual + row * hidden, norm, out + row * hidden, hidden);
   });
 }
 
-// One head of one row: RMSNorm over the head if it has a weight, then lane i turns with lane i + head_dim / 2.
+// One position's angles: lane i of the first `rotary` turns with lane i + rotary / 2, those behind stay.
+struct Angles {
+  const float *cosine, *sine;
+  int64_t rotary;
+};
+
+// One head of one row: RMSNorm over the head if it has a weight, then the rotation.
 template <class T>
-void rotate_head(const T* x, const T* weight, double eps, const float* cosine, const float* sine, T* out,
-                 int64_t head_dim) {
-  const int64_t half = head_dim / 2;
-  const float inverse = weight == nullptr ? 1.0f : inverse_rms(x, head_dim, eps);
+void rotate_head(const T* x, const Norm<T>& norm, const Angles& angles, T* out, int64_t head_dim) {
+  const int64_t half = angles.rotary / 2;
+  const float inverse = norm.weight == nullptr ? 1.0f : inverse_rms(x, head_dim, norm.eps);
+  const auto normed = [&](int64_t i, int64_t left) {
+    const vec value = load(x + i, left);
+    return norm.weight == nullptr ? value : norm.scale(value, inverse, i, left);
+  };
   for (int64_t i = 0; i < half; i += kLanes) {
     const int64_t left = half - i;
-    vec low = load(x + i, left), high = load(x + half + i, left);
-    if (weight != nullptr) {
-      low = scaled_by<T>(low, inverse, load(weight + i, left));
-      high = scaled_by<T>(high, inverse, load(weight + half + i, left));
-    }
-    const vec c = load(cosine + i, left), s = load(sine + i, left);
+    const vec low = normed(i, left), high = normed(half + i, left);
+    const vec c = load(angles.cosine + i, left), s = load(angles.sine + i, left);
     store(out + i, low * c - high * s, left);
     store(out + half + i, high * c + low * s, left);
   }
+  for (int64_t i = angles.rotary; i < head_dim; i += kLanes) store(out + i, normed(i, head_dim - i), head_dim - i);
 }
 
 // q [m, num_heads, head_dim], k and v [m, num_kv_heads, head_dim]; norm weights [head_dim] or null; cosine and sine
-// [max_context, head_dim / 2]. Row i is position *context - m + i, which must be a place of the caches
-// [num_kv_heads, max_context, head_dim].
+// [max_context, rotary / 2]. Row i is position *context - m + i, which must be a place of the caches
+// [num_kv_heads, max_context, head_dim]. Query heads may stand apart: gates lie between those of Qwen3.5.
 template <class T>
 void qk_norm_rope_cache(const T* q, const T* k, const T* v, const T* q_weight, const T* k_weight, double eps,
-                        const float* cosine, const float* sine, const int64_t* context, T* q_out, T* k_cache,
-                        T* v_cache, int64_t m, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                        int64_t max_context, int64_t q_stride, int64_t k_stride, int64_t v_stride, cpu_pool* pool) {
+                        int64_t centered, const float* cosine, const float* sine, const int64_t* context, T* q_out,
+                        T* k_cache, T* v_cache, int64_t m, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
+                        int64_t rotary, int64_t max_context, int64_t q_stride, int64_t q_head_stride,
+                        int64_t k_stride, int64_t v_stride, cpu_pool* pool) {
+  const Norm<T> q_norm{q_weight, eps, centered != 0}, k_norm{k_weight, eps, centered != 0};
   for_each_row(pool, m, [=](int64_t row) {
-    const int64_t position = *context - m + row, turn = position * (head_dim / 2);
+    const int64_t position = *context - m + row, turn = position * (rotary / 2);
+    const Angles angles{cosine + turn, sine + turn, rotary};
     for (int64_t head = 0; head < num_heads; ++head)
-      rotate_head(q + row * q_stride + head * head_dim, q_weight, eps, cosine + turn, sine + turn,
+      rotate_head(q + row * q_stride + head * q_head_stride, q_norm, angles,
                   q_out + (row * num_heads + head) * head_dim, head_dim);
     for (int64_t head = 0; head < num_kv_heads; ++head) {
       const int64_t place = (head * max_context + position) * head_dim;
-      rotate_head(k + row * k_stride + head * head_dim, k_weight, eps, cosine + turn, sine + turn, k_cache + place,
-                  head_dim);
+      rotate_head(k + row * k_stride + head * head_dim, k_norm, angles, k_cache + place, head_dim);
       memcpy(v_cache + place, v + row * v_stride + head * head_dim, head_dim * sizeof(T));
     }
   });
@@ -128,8 +136,7 @@ void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) {
     const int64_t left = size - i;
     const vec x = load(gate + i, left);
-    const vec activated = rounded_to<T>(x / (1.0f + exp(-x)));
-    store(out + i, activated * load(up + i, left), left);
+    store(out + i, rounded_to<T>(x * sigmoid(x)) * load(up + i, left), left);
   }
 }
 
@@ -139,6 +146,25 @@ void silu_mul(const T* gate, const T* up, T* out, int64_t m, int64_t size, int64
               cpu_pool* pool) {
   for_each_row(pool, m, [=](int64_t row) {
     silu_mul_row(gate + row * gate_stride, up + row * up_stride, out + row * size, size);
+  });
+}
+
+template <class T>
+void sigmoid_mul_row(T* x, const T* gate, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLanes) {
+    const int64_t left = size - i;
+    store(x + i, load(x + i, left) * rounded_to<T>(sigmoid(load(gate + i, left))), left);
+  }
+}
+
+// x [m, num_heads, head_dim] *= sigmoid(gate), rounded; a row's gates may stand apart.
+template <class T>
+void sigmoid_mul(T* x, const T* gate, int64_t m, int64_t num_heads, int64_t head_dim, int64_t gate_stride,
+                 int64_t gate_head_stride, cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    for (int64_t head = 0; head < num_heads; ++head)
+      sigmoid_mul_row(x + (row * num_heads + head) * head_dim, gate + row * gate_stride + head * gate_head_stride,
+                      head_dim);
   });
 }
 
@@ -187,4 +213,5 @@ EXPORT_ELEMENTWISE(rmsnorm)
 EXPORT_ELEMENTWISE(add_rmsnorm)
 EXPORT_ELEMENTWISE(qk_norm_rope_cache)
 EXPORT_ELEMENTWISE(silu_mul)
+EXPORT_ELEMENTWISE(sigmoid_mul)
 EXPORT_ELEMENTWISE(argmax)

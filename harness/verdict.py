@@ -120,9 +120,10 @@ def find_cause(m: Measured) -> tuple[str, str]:
     e = m.evidence
     if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None:
         return "unknown", ""
-    losses = {f"{part.name}-path": part.step_s - part.read_bytes / m.roof_read_bytes_per_s for part in e.classes}
+    moved = {part.name: part.read_bytes + part.write_bytes for part in e.classes}
+    losses = {f"{part.name}-path": part.step_s - moved[part.name] / m.roof_read_bytes_per_s for part in e.classes}
     losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
-    lost_s = e.step_s - sum(part.read_bytes for part in e.classes) / m.roof_read_bytes_per_s
+    lost_s = e.step_s - sum(moved.values()) / m.roof_read_bytes_per_s
     cause = max(losses, key=lambda name: losses[name])
     if lost_s <= 0 or losses[cause] < MIN_CAUSE_SHARE_FRAC * lost_s:
         return "unknown", "; no single part of the step explains half of the loss"
@@ -134,6 +135,7 @@ _NEXT = {
     "memory-bandwidth": "fewer bytes a token (smaller types, a smaller cache), faster memory, or several tokens a read",
     "linear-path": "compare linear backends on these shapes: harness ab linear",
     "attention-path": "the cache is read slowly: try another attention backend in engine.attention",
+    "linear-attention-path": "the recurrent state moves slowly: try another backend in engine.linear_attention",
     "elementwise-path": "fuse or thread the elementwise kernels: engine.elementwise",
     "sampling-path": "sampling costs more than it reads: sample on the device, greedy without a sort",
     "outside-kernels": "the device waits for its host: capture the step as a graph, launch less, synchronize less",

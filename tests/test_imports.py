@@ -48,7 +48,10 @@ class Block:
             raise ImportError('blocked: ' + name)
 sys.meta_path.insert(0, Block())
 import harness
-leaves = ('harness.engines.native', 'harness.backends.linear.', 'harness.backends.attention.')
+leaves = (
+    'harness.engines.native', 'harness.backends.linear.', 'harness.backends.attention.',
+    'harness.backends.linear_attention.',
+)
 for info in pkgutil.walk_packages(harness.__path__, 'harness.', onerror=lambda name: None):
     if not info.name.startswith(leaves):
         importlib.import_module(info.name)

@@ -11,10 +11,12 @@ class LaunchClass(Frozen):
     """Decode time of one kind of launch, per step."""
 
     name: str
-    """linear, attention, elementwise, sampling."""
+    """linear, attention, linear-attention, elementwise, sampling."""
     step_s: NonNegativeFloat
     read_bytes: NonNegativeInt
-    """Bytes of weights and cache that this kind reads in the step; 0 where it reads neither."""
+    """Bytes of weights, cache and state that this kind reads in the step; 0 where it reads none."""
+    write_bytes: NonNegativeInt = 0
+    """Bytes of recurrent and convolution state that it writes."""
 
 
 class Evidence(Frozen):
@@ -36,7 +38,7 @@ class OpChoice(Frozen):
     """Which backend ran an operation of one shape, in which layers."""
 
     op: str
-    """linear or attention."""
+    """linear, attention or linear-attention."""
     role: str
     """qkv, o, gate_up, down, lm_head, decode, prefill, ..."""
     shape: str

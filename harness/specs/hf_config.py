@@ -50,6 +50,7 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
         max_position_embeddings=fields.count("max_position_embeddings"),
         tie_word_embeddings=fields.flag("tie_word_embeddings", default=family in GEMMAS),
         rms_norm_eps=fields.number("rms_norm_eps"),
+        centered_norms=family in GEMMAS or family in HYBRIDS,
         rope_theta=theta,
         rope_scaling=scaling,
         rotary_frac=rotary_frac,

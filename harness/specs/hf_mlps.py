@@ -31,14 +31,21 @@ def _mixtral(fields: Fields, num_layers: int) -> Sequence[Mlp]:
 def _qwen_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """Qwen3-MoE: every decoder_sparse_step'th layer has experts, unless mlp_only_layers names it."""
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
-    return _sparse(fields, num_layers, _experts(fields, "num_experts", expert))
+    return _sparse(fields, num_layers, _experts(fields, "num_experts", expert, normalized=_normalized(fields)))
 
 
 def _qwen2_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next)."""
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
     shared = GatedMlp(intermediate_size=fields.count("shared_expert_intermediate_size"))
-    return _sparse(fields, num_layers, _experts(fields, "num_experts", expert, shared=shared, shared_gate=True))
+    moe = _experts(
+        fields, "num_experts", expert, shared=shared, shared_gate=True, normalized=_normalized(fields)
+    )  # fmt: skip
+    return _sparse(fields, num_layers, moe)
+
+
+def _normalized(fields: Fields) -> bool:
+    return fields.flag("norm_topk_prob", default=False)
 
 
 def _deepseek(fields: Fields, num_layers: int) -> Sequence[Mlp]:
@@ -78,7 +85,8 @@ def _experts(fields: Fields, key: str, expert: GatedMlp, **more: Any) -> Moe:
 
 
 def _num_experts(fields: Fields, key: str) -> tuple[int, int]:
-    """(all, those that a token is routed to)."""
+    """(all, those that a token is routed to). transformers 5 writes `num_local_experts` for every family."""
+    key = "num_local_experts" if fields.get(key) is None and fields.get("num_local_experts") is not None else key
     num_experts, chosen = fields.count(key), fields.count("num_experts_per_tok")
     if num_experts * fields.count("num_hidden_layers") > MAX_EXPERTS:
         raise fields.fault(f"{key} is {num_experts}", f"at most {MAX_EXPERTS} in all layers are believed")

@@ -30,6 +30,8 @@ class ModelSpec(Frozen):
     tie_word_embeddings: bool
     """The output head is the embedding: read every step, though the checkpoint holds no tensor of its own for it."""
     rms_norm_eps: PositiveFloat
+    centered_norms: bool = False
+    """Norm weights are stored as their distance from 1 (Gemma, Qwen3-Next, Qwen3.5)."""
     rope_theta: PositiveFloat
     rope_scaling: dict[str, Any] | None = None
     """As config.json gives it; null for plain rotary embeddings. Bytes do not depend on it, logits do."""

@@ -33,7 +33,7 @@ class Workload(Frozen):
 
 
 class NativeEngine(Frozen):
-    """The harness's own decoder: Llama, Qwen2, Qwen3."""
+    """The harness's own decoder: Llama, Qwen2, Qwen3, Qwen3-MoE, Qwen3.5."""
 
     kind: Literal["native"]
     weights: Literal["checkpoint", "synthetic"] = "checkpoint"
@@ -49,8 +49,11 @@ class NativeEngine(Frozen):
     """Backend of the decode step's linears: a name from `harness backends`, or auto."""
     attention: str = "auto"
     """Backend of the decode step's attention: a name from `harness backends`, or auto."""
+    linear_attention: str = "auto"
+    """Backend of the decode step's gated delta rule: a name from `harness backends`, or auto."""
     prefill_linear: str = "auto"
     prefill_attention: str = "auto"
+    prefill_linear_attention: str = "auto"
     elementwise: str = "auto"
     """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
     fuse: bool = True

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from harness.backends.base import Executor  # noqa: E402  # behind the skip
 from harness.engines.native.elementwise import (  # noqa: E402
     CpuElementwise,
+    Norm,
     TorchElementwise,
     choose_elementwise,
 )
@@ -25,6 +26,7 @@ ULP = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21}
 
 each_type = pytest.mark.parametrize("dtype", ULP, ids=["bf16", "f32"])
 rows = pytest.mark.parametrize("m", [1, 5])
+centered_or_not = pytest.mark.parametrize("centered", [False, True], ids=["factor", "centered"])
 
 
 @pytest.fixture(params=["torch", "cpu"])
@@ -70,40 +72,49 @@ def test_embed(ops, dtype, m):
 
 @each_type
 @rows
-def test_rmsnorm(ops, reference, dtype, m):
+@centered_or_not
+def test_rmsnorm(ops, reference, dtype, m, centered):
     x, weight, out = normal(m, 40, dtype=dtype), normal(40, dtype=dtype, seed=1), poison(m, 40, dtype=dtype)
-    ops.rmsnorm(x, weight, EPS, out)()
-    assert_close(out, reference.rmsnorm(exact(x), exact(weight), EPS), 2)
+    ops.rmsnorm(x, Norm(weight, EPS, centered), out)()
+    assert_close(out, reference.rmsnorm(exact(x), exact(weight) + centered, EPS), 2)
 
 
 @each_type
 @rows
-def test_add_rmsnorm(ops, reference, dtype, m):
+@centered_or_not
+def test_add_rmsnorm(ops, reference, dtype, m, centered):
     residual, delta = normal(m, 40, dtype=dtype), normal(m, 40, dtype=dtype, seed=1)
     weight, out = normal(40, dtype=dtype, seed=2), poison(m, 40, dtype=dtype)
     total = (residual.double() + delta.double()).to(dtype)
-    ops.add_rmsnorm(residual, delta, weight, EPS, out)()
+    ops.add_rmsnorm(residual, delta, Norm(weight, EPS, centered), out)()
     assert torch.equal(residual, total)
-    assert_close(out, reference.rmsnorm(exact(total), exact(weight), EPS), 2)
+    assert_close(out, reference.rmsnorm(exact(total), exact(weight) + centered, EPS), 2)
 
 
 @each_type
 @rows
-@pytest.mark.parametrize("with_norm", [False, True], ids=["llama", "qwen3"])
-def test_qk_norm_rope_cache(ops, reference, dtype, m, with_norm):
-    """Views into a fused buffer; one launch at two contexts fills their places and no others."""
-    heads, kv_heads, d, max_context = 6, 2, 32, 23
-    qkv = normal(m, (heads + 2 * kv_heads) * d, dtype=dtype)
-    q, k, v = (part.view(m, -1, d) for part in qkv.split([heads * d, kv_heads * d, kv_heads * d], dim=1))
-    q_weight, k_weight = (normal(d, dtype=dtype, seed=s) if with_norm else None for s in (1, 2))
-    angles = torch.rand(max_context, d // 2, generator=torch.Generator().manual_seed(3)) * 7
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3.5"])
+def test_qk_norm_rope_cache(ops, reference, dtype, m, family):
+    """Views into a fused buffer; one launch at two contexts fills their places and no others.
+
+    Qwen3.5: gates between the query heads, centered norms, and a quarter of a head turns.
+    """
+    heads, kv_heads, d, max_context, hybrid = 6, 2, 32, 23, family == "qwen3.5"
+    widths = [heads * d * (2 if hybrid else 1), kv_heads * d, kv_heads * d]
+    qkv = normal(m, sum(widths), dtype=dtype)
+    q, k, v = (
+        part.view(m, n, -1) for part, n in zip(qkv.split(widths, dim=1), (heads, kv_heads, kv_heads), strict=True)
+    )
+    q = q[:, :, :d]
+    q_norm, k_norm = (None if family == "llama" else Norm(normal(d, dtype=dtype, seed=s), EPS, hybrid) for s in (1, 2))
+    angles = torch.rand(max_context, d // 8 if hybrid else d // 2, generator=torch.Generator().manual_seed(3)) * 7
     cosine, sine, context = angles.cos(), angles.sin(), torch.tensor([0])
     q_out = poison(m, heads, d, dtype=dtype)
     k_cache, v_cache = (poison(kv_heads, max_context, d, dtype=dtype) for _ in range(2))
-    launch = ops.qk_norm_rope_cache(q, k, v, q_weight, k_weight, EPS, cosine, sine, context, q_out, k_cache, v_cache)
+    launch = ops.qk_norm_rope_cache(q, k, v, q_norm, k_norm, cosine, sine, context, q_out, k_cache, v_cache)
 
-    def rotated(x, weight, places):
-        x = exact(x) if weight is None else reference.rmsnorm(exact(x), exact(weight), EPS)
+    def rotated(x, norm, places):
+        x = exact(x) if norm is None else reference.rmsnorm(exact(x), exact(norm.weight) + norm.centered, EPS)
         return reference.rotate(x, exact(cosine[places]), exact(sine[places]))
 
     filled = set()
@@ -112,8 +123,8 @@ def test_qk_norm_rope_cache(ops, reference, dtype, m, with_norm):
         filled |= set(range(value - m, value))
         context.fill_(value)
         launch()
-        assert_close(q_out, rotated(q, q_weight, places), 3, size=5)
-        assert_close(k_cache[:, places], rotated(k, k_weight, places).transpose(1, 0, 2), 3, size=5)
+        assert_close(q_out, rotated(q, q_norm, places), 3, size=5)
+        assert_close(k_cache[:, places], rotated(k, k_norm, places).transpose(1, 0, 2), 3, size=5)
         assert torch.equal(v_cache[:, places], v.transpose(0, 1))
     for cache in (k_cache, v_cache):
         assert [i for i in range(max_context) if not cache[:, i].isnan().all()] == sorted(filled)
@@ -130,6 +141,16 @@ def test_silu_mul(ops, reference, dtype, m):
 
 
 @each_type
+@rows
+def test_sigmoid_mul(ops, reference, dtype, m):
+    """A row's gates lie behind its heads' queries."""
+    x, gate = normal(m, 3, 24, dtype=dtype), normal(m, 3, 48, dtype=dtype)[:, :, 24:]
+    expected = reference.sigmoid_mul(exact(x), exact(gate))
+    ops.sigmoid_mul(x, gate)()
+    assert_close(x, expected, 3)
+
+
+@each_type
 @pytest.mark.parametrize("best", [(7,), (7, 1500), (0, 1999), (1999,)])
 def test_argmax(ops, dtype, best):
     """The first of equals; and the launch reads the logits anew."""
@@ -143,7 +164,7 @@ def test_argmax(ops, dtype, best):
 
 def test_a_launch_keeps_its_tensors_alive(ops):
     out = poison(1, 64, dtype=torch.float32)
-    launch = ops.rmsnorm(torch.full((1, 64), 2.0), torch.full((64,), 3.0), 0.0, out)
+    launch = ops.rmsnorm(torch.full((1, 64), 2.0), Norm(torch.full((64,), 3.0), 0.0), out)
     gc.collect()
     taken = [torch.full((64,), torch.nan) for _ in range(8)]  # would take the freed places
     launch()
@@ -155,7 +176,7 @@ def test_kernels_refuse_what_they_would_misread(cpu_pool, fault):
     x, out = torch.zeros(1, 8), torch.zeros(1, 8)
     weight = torch.zeros(8, dtype=torch.bfloat16) if fault == "another type" else torch.zeros(16)[::2]
     with pytest.raises(ValueError, match="the kernel takes contiguous"):
-        CpuElementwise(Executor(CPU, cpu_pool)).rmsnorm(x, weight, EPS, out)
+        CpuElementwise(Executor(CPU, cpu_pool)).rmsnorm(x, Norm(weight, EPS), out)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,16 @@ pytestmark = [pytest.mark.torch, pytest.mark.reference]
 
 PROMPT = [5, 90, 17, 3, 64, 127, 8, 44, 101, 2, 33, 70, 12, 119, 56, 23, 9]
 FORCED = [77, 4, 130, 61, 18, 99, 40]
+TORCH = {
+    "attention": "torch-sdpa", "linear_attention": "torch-recurrent", "prefill_linear_attention": "torch-recurrent",
+    "elementwise": "torch",
+}  # fmt: skip
+CPU = {"attention": "cpu-decode", "linear_attention": "cpu-recurrent", "elementwise": "cpu"}
 ROUTES = {
-    "torch": {"linear": "torch", "attention": "torch-sdpa", "elementwise": "torch"},
-    "torch-mv unfused": {"linear": "torch-mv", "attention": "torch-sdpa", "elementwise": "torch", "fuse": False},
-    "cpu": {"linear": "cpu-gemv", "attention": "cpu-decode", "elementwise": "cpu"},
-    "cpu unfused": {"linear": "cpu-gemv", "attention": "cpu-decode", "elementwise": "cpu", "fuse": False},
+    "torch": {"linear": "torch", **TORCH},
+    "torch-mv unfused": {"linear": "torch-mv", **TORCH, "fuse": False},
+    "cpu": {"linear": "cpu-gemv", **CPU},
+    "cpu unfused": {"linear": "cpu-gemv", **CPU, "fuse": False},
 }
 
 
@@ -56,13 +61,13 @@ def _native_steps(folder: Path, chunk: int, num_prefilled: int, engine: dict[str
         decoder = rig.open_engine()._decoder
         with torch.inference_mode():
             ids = PROMPT + FORCED
-            decoder.prefill(ids[:num_prefilled])
+            decoder.prefill([ids[:num_prefilled]])
             for token in ids[num_prefilled:]:
                 if decoder.context.item() >= len(PROMPT):
                     yield decoder.logits[0].float().clone()
                 decoder.logits.fill_(float("nan"))
                 decoder.token.fill_(token)
-                decoder.step(1).run()
+                decoder.decode_step().run()
             yield decoder.logits[0].float().clone()
     finally:
         rig.close()
@@ -73,11 +78,11 @@ def _native_steps(folder: Path, chunk: int, num_prefilled: int, engine: dict[str
 def test_float32_logits_are_transformers(checkpoints: dict[str, Path], case: str, route: str) -> None:
     expected = reference_logits(checkpoints[case], PROMPT + FORCED, torch.float32)[len(PROMPT) - 1 :]
     found = native_logits(checkpoints[case], 512, **ROUTES[route])
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=4e-5)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3-tied"])
+@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3-tied", "qwen3.5", "qwen3-moe"])
 def test_bf16_logits_err_no_more_than_transformers_own(checkpoints: dict[str, Path], case: str, route: str) -> None:
     """Teacher-forced: both round to bf16 on the way; ours may be twice as far from float32 as theirs, no more."""
     truth = reference_logits(checkpoints[case], PROMPT + FORCED, torch.float32)[len(PROMPT) - 1 :]
@@ -85,28 +90,28 @@ def test_bf16_logits_err_no_more_than_transformers_own(checkpoints: dict[str, Pa
     ours = native_logits(checkpoints[case], 512, dtype="bfloat16", **ROUTES[route])
     allowed = 2 * (theirs - truth).norm() / truth.norm()
     assert (ours - truth).norm() / truth.norm() <= allowed
-    assert 0.0005 < allowed < 0.1, "the yardstick itself: bf16 errs by some tenths of a per cent"
+    assert 0.0005 < allowed < 0.3, "the yardstick itself: bf16 errs by per cents, more where it chooses other experts"
 
 
 @pytest.mark.parametrize("route", ["torch", "cpu"])
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-moe", "qwen3.5"])
 @pytest.mark.parametrize("chunk", [1, 2, 5, 16, 17])
-def test_prefill_by_chunks_is_prefill_at_once(checkpoints: dict[str, Path], chunk: int, route: str) -> None:
-    at_once = native_logits(checkpoints["qwen3"], 512, **ROUTES[route])
-    torch.testing.assert_close(
-        native_logits(checkpoints["qwen3"], chunk, **ROUTES[route]), at_once, rtol=1e-4, atol=2e-5
-    )
+def test_prefill_by_chunks_is_prefill_at_once(checkpoints: dict[str, Path], case: str, chunk: int, route: str) -> None:
+    at_once = native_logits(checkpoints[case], 512, **ROUTES[route])
+    torch.testing.assert_close(native_logits(checkpoints[case], chunk, **ROUTES[route]), at_once, rtol=1e-4, atol=4e-5)
 
 
 @pytest.mark.parametrize("route", ["torch", "cpu"])
-def test_prefill_is_token_by_token(checkpoints: dict[str, Path], route: str) -> None:
-    at_once = native_logits(checkpoints["qwen3"], 512, **ROUTES[route])
-    token_by_token = native_logits(checkpoints["qwen3"], 512, num_prefilled=1, **ROUTES[route])
-    torch.testing.assert_close(token_by_token, at_once, rtol=1e-4, atol=2e-5)
+@pytest.mark.parametrize("case", ["qwen3", "qwen3-moe", "qwen3.5"])
+def test_prefill_is_token_by_token(checkpoints: dict[str, Path], case: str, route: str) -> None:
+    at_once = native_logits(checkpoints[case], 512, **ROUTES[route])
+    token_by_token = native_logits(checkpoints[case], 512, num_prefilled=1, **ROUTES[route])
+    torch.testing.assert_close(token_by_token, at_once, rtol=1e-4, atol=4e-5)
 
 
 def test_a_wrong_rotation_is_seen(checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison can fail: angles off by one position."""
-    from harness.engines.native import decoder as module
+    from harness.engines.native import attention as module
 
     right = module.rope_table
     monkeypatch.setattr(module, "rope_table", lambda *a: tuple(table.roll(1, 0) * 1.0 for table in right(*a)))

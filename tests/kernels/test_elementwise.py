@@ -31,10 +31,11 @@ def test_embed(kernels, pool, dtype, m, width):
 @dtypes
 @rows
 @widths
-def test_rmsnorm(kernels, pool, kernel_reference, dtype, m, width):
+@pytest.mark.parametrize("centered", [0, 1])
+def test_rmsnorm(kernels, pool, kernel_reference, dtype, m, width, centered):
     x, weight, out = normals((m, width), dtype), normals((width,), dtype), Guarded((m, width), dtype)
-    kernels("elementwise")(f"rmsnorm_{dtype}", x, weight, EPS, out, m, width, pool[0])
-    expected = kernel_reference("elementwise").rmsnorm(exact(x), exact(weight), EPS)
+    kernels("elementwise")(f"rmsnorm_{dtype}", x, weight, EPS, centered, out, m, width, pool[0])
+    expected = kernel_reference("elementwise").rmsnorm(exact(x), exact(weight) + centered, EPS)
     assert_close(out.result(), expected, np.abs(expected) * 2 * ULP[dtype])
 
 
@@ -47,7 +48,7 @@ def test_add_rmsnorm(kernels, pool, kernel_reference, dtype, m, width):
     residual, out = Guarded((m, width), dtype), Guarded((m, width), dtype)
     before = normals((m, width), dtype, seed=2)
     residual.values[...] = before
-    kernels("elementwise")(f"add_rmsnorm_{dtype}", residual, delta, weight, EPS, out, m, width, pool[0])
+    kernels("elementwise")(f"add_rmsnorm_{dtype}", residual, delta, weight, EPS, 0, out, m, width, pool[0])
     total = residual.result()
     np.testing.assert_array_equal(total, exact(stored(exact(before) + exact(delta), dtype)))
     expected = kernel_reference("elementwise").rmsnorm(total, exact(weight), EPS)
@@ -59,29 +60,41 @@ def test_norm_rounds_before_the_weight(kernels, pool):
     x = to_bf16(np.full((1, 32), 1.0))
     weight, out = to_bf16(np.full(32, 3.0)), Guarded((1, 32), "bf16")
     eps = 1 / 1.0029296875**2 - 1  # x / rms = 1.0029: 1 in bf16; unrounded, times 3, it would become 3.0156
-    kernels("elementwise")("rmsnorm_bf16", x, weight, eps, out, 1, 32, pool[0])
+    kernels("elementwise")("rmsnorm_bf16", x, weight, eps, 0, out, 1, 32, pool[0])
     np.testing.assert_array_equal(out.result(), 3.0)
+
+
+def test_a_centered_norm_rounds_once(kernels, pool):
+    """transformers multiplies by 1 + weight in fp32: 1.0029 times 3 is 3.0156 in bf16."""
+    x = to_bf16(np.full((1, 32), 1.0))
+    weight, out = to_bf16(np.full(32, 2.0)), Guarded((1, 32), "bf16")
+    eps = 1 / 1.0029296875**2 - 1
+    kernels("elementwise")("rmsnorm_bf16", x, weight, eps, 1, out, 1, 32, pool[0])
+    np.testing.assert_array_equal(out.result(), 3.015625)
 
 
 @dtypes
 @rows
 @pytest.mark.parametrize(
-    "heads, kv_heads, head_dim, with_norm", [(4, 2, 64, True), (3, 1, 48, False), (2, 2, 80, True)]
+    "heads, kv_heads, head_dim, rotary, with_norm, centered",
+    [(4, 2, 64, 64, True, 0), (3, 1, 48, 48, False, 0), (2, 2, 80, 80, True, 0), (3, 1, 64, 16, True, 1)],
 )
-def test_qk_norm_rope_cache(kernels, pool, kernel_reference, dtype, m, heads, kv_heads, head_dim, with_norm):
+def test_qk_norm_rope_cache(
+    kernels, pool, kernel_reference, dtype, m, heads, kv_heads, head_dim, rotary, with_norm, centered
+):
     """Rows of a fused buffer with a gap behind; places in the middle of the cache, all others stay NaN."""
     reference, max_context, context = kernel_reference("elementwise"), 23, 17
     width = (heads + 2 * kv_heads) * head_dim + 5
     qkv = normals((m, width), dtype)
     q, k, v = (qkv[:, first * head_dim :] for first in (0, heads, heads + kv_heads))
     weights = [normals((head_dim,), dtype, seed) if with_norm else None for seed in (1, 2)]
-    angles = np.random.default_rng(3).uniform(0, 7, (max_context, head_dim // 2))
+    angles = np.random.default_rng(3).uniform(0, 7, (max_context, rotary // 2))
     cosine, sine = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
     q_out = Guarded((m, heads, head_dim), dtype)
     caches = [Guarded((kv_heads, max_context, head_dim), dtype) for _ in range(2)]
-    sizes = (m, heads, kv_heads, head_dim, max_context, width, width, width)
+    sizes = (m, heads, kv_heads, head_dim, rotary, max_context, width, head_dim, width, width)
     kernels("elementwise")(
-        f"qk_norm_rope_cache_{dtype}", q, k, v, *weights, EPS, cosine, sine, np.array([context]), q_out,
+        f"qk_norm_rope_cache_{dtype}", q, k, v, *weights, EPS, centered, cosine, sine, np.array([context]), q_out,
         *caches, *sizes, pool[0],
     )  # fmt: skip
 
@@ -89,7 +102,7 @@ def test_qk_norm_rope_cache(kernels, pool, kernel_reference, dtype, m, heads, kv
 
     def rotated(part, num_heads, weight):
         x = exact(part[:, : num_heads * head_dim]).reshape(m, num_heads, head_dim)
-        x = x if weight is None else reference.rmsnorm(x, exact(weight), EPS)
+        x = x if weight is None else reference.rmsnorm(x, exact(weight) + centered, EPS)
         return reference.rotate(x, exact(cosine)[places], exact(sine)[places])
 
     def check(actual, expected):
@@ -127,6 +140,21 @@ def test_silu_over_its_whole_range(kernels, pool, kernel_reference):
     expected = kernel_reference("elementwise").silu_mul(exact(gate[:2001]), 1.0)
     assert_close(out.result()[:2001], expected, np.abs(expected) * 2.0**-21)
     np.testing.assert_allclose(out.result()[2001:2004], [0.0, 1e4, 0.0], atol=1e-30)
+
+
+@dtypes
+@rows
+def test_sigmoid_mul(kernels, pool, kernel_reference, dtype, m):
+    """Gates of heads that stand apart, in rows that do."""
+    heads, width = 3, 37
+    x, gate = Guarded((m, heads, width), dtype), normals((m, heads * 2 * width + 3), dtype)
+    x.values[...] = normals((m, heads, width), dtype, seed=1)
+    before = exact(x.values)
+    sizes = (m, heads, width, gate.shape[1], 2 * width)
+    kernels("elementwise")(f"sigmoid_mul_{dtype}", x, gate[:, width:], *sizes, pool[0])
+    gates = exact(gate)[:, :-3].reshape(m, heads, 2, width)[:, :, 1]
+    expected = kernel_reference("elementwise").sigmoid_mul(before, gates)
+    assert_close(x.result(), expected, np.abs(expected) * 2 * ULP[dtype])
 
 
 @dtypes

@@ -80,7 +80,7 @@ def _convolved(qkv: Tensor, weight: Tensor, state: Tensor) -> Tensor:
 def _heads(qkv: Tensor, p: DeltaProblem) -> tuple[Tensor, Tensor, Tensor]:
     """q and k, of unit length and q scaled, and v: float32 [m, value heads, dim]."""
     keys, group = p.num_key_heads * p.key_head_dim, p.num_value_heads // p.num_key_heads
-    q, k, v = qkv.float().split([keys, keys, p.num_value_heads * p.value_head_dim], dim=1)
+    q, k, v = torch.split(qkv.float(), [keys, keys, p.num_value_heads * p.value_head_dim], dim=1)
     q, k = (_unit(part.view(p.m, p.num_key_heads, p.key_head_dim)).repeat_interleave(group, 1) for part in (q, k))
     return q * p.key_head_dim**-0.5, k, v.view(p.m, p.num_value_heads, p.value_head_dim)
 

@@ -45,7 +45,7 @@ class NativeDecoding:
 
     def _decode_launch(self) -> Launch:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
-        step = self._decoder.step(1)
+        step = self._decoder.decode_step()
         if self._executor.device.kind == "cpu":
             return step.run
         step.run()  # compilations and library handles happen outside the capture
@@ -90,7 +90,7 @@ class NativeDecoding:
         text = _TextStream(self._tokenizer)
         stop = () if request.ignore_eos else self._model.spec.eos_token_ids
         with self._undisturbed():
-            self._decoder.prefill(ids)
+            self._decoder.prefill([ids])
             for index in range(request.max_output_tokens):
                 if index:
                     self._decode()
@@ -101,9 +101,9 @@ class NativeDecoding:
 
     def _check_fits(self, num_places: int) -> None:
         """A kernel writes where the context says: past the cache is somebody else's memory."""
-        if num_places > self._decoder.max_context:
+        if num_places > self._decoder.workspace.max_context:
             raise ConfigError(
-                f"a request of {num_places} positions, the cache has {self._decoder.max_context}",
+                f"a request of {num_places} positions, the cache has {self._decoder.workspace.max_context}",
                 "ask for no more than the run's workload says",
             )
 
@@ -126,7 +126,7 @@ class NativeDecoding:
         They cover the whole model, as a step does: one weight alone could come from a large cache. Their outputs are
         checked first, so that a kernel that skips bytes can't raise the roof.
         """
-        step = self._decoder.step(1)
+        step = self._decoder.decode_step()
         linears = [bound for bound in step.launches if bound.kind == "linear"]
         names = "+".join(
             sorted({row.backend for row in self._ops.choices() if row.op == "linear" and row.phase == "decode"})
@@ -162,13 +162,13 @@ class NativeDecoding:
         if self._executor.device.kind != "cpu":
             return Evidence()
         ids = self._ids(request)
-        launches = self._decoder.step(1).launches
+        launches = self._decoder.decode_step().launches
         spent_s: dict[str, float] = defaultdict(float)
         clock = time.perf_counter
         # In the middle of the answer: what the cache costs a step is then what it cost the run on average.
-        context = min(len(ids) + request.max_output_tokens // 2, self._decoder.max_context - num_steps)
+        context = min(len(ids) + request.max_output_tokens // 2, self._decoder.workspace.max_context - num_steps)
         with self._undisturbed():
-            self._decoder.prefill(ids)
+            self._decoder.prefill([ids])
             self._decoder.context.fill_(context)
             began = clock()
             for _ in range(num_steps):
@@ -183,6 +183,7 @@ class NativeDecoding:
                 name=kind,
                 step_s=time_s / num_steps,
                 read_bytes=sum(bound.read_bytes(context) for bound in launches if bound.kind == kind),
+                write_bytes=sum(bound.write_bytes for bound in launches if bound.kind == kind),
             )
             for kind, time_s in spent_s.items()
         )
@@ -200,7 +201,7 @@ class NativeDecoding:
             dtype=self._ops.dtype,
             num_threads=pool.num_threads if pool else None,
             ops=self._ops.choices(),
-            elementwise=self._decoder.elementwise.name,
+            elementwise=self._decoder.workspace.elementwise.name,
             graph=self._executor.device.kind != "cpu",
             load_s=self._load_s,
             prepare_s=self._ops.prepare_s,

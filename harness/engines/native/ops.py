@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
-from harness.backends.base import AttentionBackend, Executor, Launch, LinearBackend
-from harness.backends.registry import AUTO, Choice, choose_attention, choose_linear, linear_backends
+from harness.backends.base import (
+    AttentionBackend,
+    DeltaInputs,
+    DeltaState,
+    DeltaWeights,
+    Executor,
+    Launch,
+    LinearAttentionBackend,
+    LinearBackend,
+)
+from harness.backends.registry import (
+    AUTO,
+    Choice,
+    choose_attention,
+    choose_linear,
+    choose_linear_attention,
+    linear_backends,
+)
 from harness.engines.native.weights import Linear
 from harness.specs.engine import OpChoice
-from harness.specs.problem import AttentionProblem, LinearProblem
+from harness.specs.parts.gated_delta import GatedDelta
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 from harness.specs.run import NativeEngine
 
 Phase = Literal["decode", "prefill"]
@@ -25,13 +42,21 @@ Phase = Literal["decode", "prefill"]
 
 @dataclass(frozen=True)
 class Bound:
-    """One launch of a step: what it is, and what it reads of weights and cache at a context."""
+    """One launch of a step: what it is, and what it moves of weights, cache and state at a context."""
 
     kind: str
-    """linear, attention, elementwise or sampling."""
+    """linear, attention, linear-attention, elementwise or sampling."""
     role: str
     run: Launch
     read_bytes: Callable[[int], int] = lambda context: 0
+    write_bytes: int = 0
+    """Of a recurrent state; a position's place in the cache is small beside what is read."""
+    weights: Linear | None = None
+    """What a linear multiplies with."""
+
+    def of(self, run: Launch) -> Bound:
+        """The same, run by something that chooses among its like."""
+        return replace(self, run=run)
 
 
 @dataclass
@@ -44,14 +69,26 @@ class OpTable:
     prepare_s: float = 0.0
     _instances: dict[tuple[str, str], Any] = field(default_factory=dict)
     _packed: dict[tuple[int, str], Any] = field(default_factory=dict)
-    _chosen: dict[OpChoice, set[int]] = field(default_factory=dict)
+    _chosen: dict[OpChoice, dict[int, int]] = field(default_factory=dict)
+    """Calls of one step, by layer."""
 
-    def linear(self, phase: Phase, role: str, layer: int, weights: Linear, x: torch.Tensor, out: torch.Tensor) -> Bound:
-        """out = x @ weight^T + bias by the backend of this phase and shape. layer -1: outside the layers."""
+    def linear(
+        self, phase: Phase, role: str, layer: int, weights: Linear, x: torch.Tensor, out: torch.Tensor, calls: int = 1
+    ) -> Bound:
+        """out = x @ weight^T + bias by the backend of this phase and shape. layer -1: outside the layers.
+
+        calls: how often a step makes it, where it stands for a few of many like it.
+        """
         choice, read, launch = self.bind_linear(phase, weights, x, out)
         n, k = weights.weight.shape
-        self._remember("linear", phase, role, layer, f"{'m' if phase == 'prefill' else 1}x{n}x{k}", choice, read)
-        return Bound("linear", role, launch, lambda context: read)
+        shape = f"{'m' if phase == 'prefill' else x.shape[0]}x{n}x{k}"
+        self._remember(self._row("linear", phase, role, shape, choice, read), layer, calls)
+        return Bound("linear", role, launch, lambda context: read, weights=weights)
+
+    def by_torch(self, phase: Phase, role: str, layer: int) -> None:
+        """Note products that the engine itself does by torch, since their rows differ from call to call."""
+        row = OpChoice(op="linear", role=role, shape="-", backend="torch", contest_legal=True, layers="", phase=phase)
+        self._remember(row, layer, 1)
 
     def bind_linear(
         self, phase: Phase, weights: Linear, x: torch.Tensor, out: torch.Tensor
@@ -76,23 +113,47 @@ class OpTable:
         )
         wanted = self.config.attention if phase == "decode" else self.config.prefill_attention
         if wanted == AUTO and phase == "decode" and not self._linears_use_pool():
-            wanted = "torch-sdpa"  # two kinds of threads on the same cores would take turns spinning
+            wanted = "torch-sdpa"
         choice = choose_attention(wanted, problem, self.executor.device)
         backend: AttentionBackend = self._instance("attention", choice)
         shape = f"{heads}/{kv_heads} heads x {head_dim}"
-        self._remember("attention", phase, phase, layer, shape, choice, None)
+        self._remember(self._row("attention", phase, phase, shape, choice, None), layer, 1)
         launch = backend.bind(q, k_cache, v_cache, context, out, problem)
         return Bound("attention", phase, launch, lambda filled: backend.read_bytes(problem, filled))
+
+    def linear_attention(
+        self, phase: Phase, layer: int, spec: GatedDelta, inputs: DeltaInputs, weights: DeltaWeights,
+        state: DeltaState, out: torch.Tensor,
+    ) -> Bound:  # fmt: skip
+        """The gated delta rule over the new tokens by the backend of this phase."""
+        problem = DeltaProblem(
+            m=out.shape[0], num_key_heads=spec.num_key_heads, num_value_heads=spec.num_value_heads,
+            key_head_dim=spec.key_head_dim, value_head_dim=spec.value_head_dim, conv_kernel=spec.conv_kernel,
+            dtype=self.dtype,
+        )  # fmt: skip
+        wanted = self.config.linear_attention if phase == "decode" else self.config.prefill_linear_attention
+        if wanted == AUTO and phase == "decode" and not self._linears_use_pool():
+            wanted = "torch-recurrent"
+        choice = choose_linear_attention(wanted, problem, self.executor.device)
+        backend: LinearAttentionBackend = self._instance("linear-attention", choice)
+        shape = f"{spec.num_value_heads}/{spec.num_key_heads} heads x {spec.key_head_dim} x {spec.value_head_dim}"
+        self._remember(self._row("linear-attention", phase, phase, shape, choice, None), layer, 1)
+        read, written = backend.read_bytes(problem), state.recurrent.nbytes + state.conv.nbytes
+        launch = backend.bind(inputs, weights, state, out, problem)
+        return Bound("linear-attention", phase, launch, lambda filled: read, written)
 
     def choices(self) -> tuple[OpChoice, ...]:
         """What ran, one row a (phase, role, shape, backend), with its layers as ranges."""
         return tuple(
-            choice.model_copy(update={"layers": ranges(layers), "num_calls": len(layers)})
+            choice.model_copy(update={"layers": ranges(layers), "num_calls": sum(layers.values())})
             for choice, layers in self._chosen.items()
         )
 
     def _linears_use_pool(self) -> bool:
-        """Whether the decode step's products run on our pool and not on torch's threads."""
+        """Whether the decode step's products run on our pool and not on torch's threads.
+
+        What is chosen by `auto` follows: two kinds of threads on the same cores would take turns spinning.
+        """
         names = {row.backend for row in self._chosen if row.op == "linear" and row.phase == "decode"}
         return all(getattr(linear_backends.get(name), "uses_pool", False) for name in names)
 
@@ -110,15 +171,16 @@ class OpTable:
             self.prepare_s += time.perf_counter() - started
         return self._packed[key]
 
-    def _remember(
-        self, op: str, phase: Phase, role: str, layer: int, shape: str, choice: Choice, read_bytes: int | None
-    ) -> None:
-        row = OpChoice(
+    @staticmethod
+    def _row(op: str, phase: Phase, role: str, shape: str, choice: Choice, read_bytes: int | None) -> OpChoice:
+        return OpChoice(
             op=op, role=role, shape=shape, backend=choice.backend.name, contest_legal=choice.backend.contest_legal,
             layers="", phase=phase, read_bytes=read_bytes if phase == "decode" else None,
             fallback_from=choice.fallback_from, fallback_reason=choice.fallback_reason,
         )  # fmt: skip
-        self._chosen.setdefault(row, set()).add(layer)
+
+    def _remember(self, row: OpChoice, layer: int, calls: int) -> None:
+        self._chosen.setdefault(row, {})[layer] = calls
 
 
 def ranges(numbers: Iterable[int]) -> str:

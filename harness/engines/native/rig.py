@@ -15,8 +15,9 @@ from harness.engines.native.decoder import Decoder
 from harness.engines.native.elementwise import choose_elementwise
 from harness.engines.native.engine import NativeDecoding
 from harness.engines.native.ops import OpTable
-from harness.engines.native.rope import rope_table
-from harness.engines.native.weights import load_weights, synthetic_weights
+from harness.engines.native.runnable import check_runnable
+from harness.engines.native.weights import checkpoint_source, synthetic_source
+from harness.engines.native.workspace import Workspace
 from harness.errors import ConfigError, UnavailableError
 from harness.kernel_build import find_compiler
 from harness.models import ResolvedModel
@@ -38,9 +39,7 @@ class NativeRig:
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the native rig takes `native`")
         self._config, self._engine_config, self._model = config, config.engine, model
         self._torch_device = _torch_device(config.engine.device)
-        # Refuse what can't be run before anything is measured: experts, a rotary scaling that is not known.
-        attention, _ = model.spec.dense()
-        rope_table(model.spec, attention.head_dim, 1, torch.device("cpu"))
+        check_runnable(model.spec, self._torch_device)  # before anything is measured
         self._pool: CpuPool | None = None
         if self._torch_device.type == "cpu":
             self.device = detect_cpu()
@@ -62,15 +61,20 @@ class NativeRig:
         self._check_memory(dtype, max_context)
         started = time.perf_counter()
         if engine.weights == "synthetic":
-            weights = synthetic_weights(model.spec, dtype, self._torch_device, engine.fuse, engine.seed)
+            source = synthetic_source(model.spec, dtype, self._torch_device, engine.seed)
         else:
-            weights = load_weights(model, dtype, self._torch_device, engine.fuse)
+            source = checkpoint_source(model, dtype, self._torch_device)
         executor = Executor(self.device, self._pool)
         ops = OpTable(executor, engine, dtype)
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
         # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
         elementwise = choose_elementwise(engine.elementwise, Executor(self.device), dtype)
-        decoder = Decoder(model.spec, weights, ops, elementwise, max_context, engine.prefill_chunk, self._torch_device)
+        workspace = Workspace(
+            model.spec, ops, elementwise, self._torch_device, batch=1, max_context=max_context,
+            max_rows=min(engine.prefill_chunk, max_context), fuse=engine.fuse,
+            context=torch.zeros(1, dtype=torch.int64, device=self._torch_device),
+        )  # fmt: skip
+        decoder = Decoder(source, workspace)
         load_s = time.perf_counter() - started
         return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)
 
@@ -92,7 +96,10 @@ class NativeRig:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
         weights = sum(tensor.num_elements for tensor in self._model.tensors) * dtype_bytes(dtype)
         spec = self._model.spec
-        cache = sum(layer.mixer.kv_values for layer in spec.layers) * max_context * dtype_bytes(dtype)
+        cache = sum(
+            layer.mixer.kv_values * max_context * dtype_bytes(dtype) + layer.mixer.state_bytes(dtype_bytes(dtype))
+            for layer in spec.layers
+        )
         available = available_memory_bytes() if self.device.kind == "cpu" else self.device.memory_bytes
         if available is not None and weights + cache > available:
             raise UnavailableError(

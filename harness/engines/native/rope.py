@@ -1,4 +1,4 @@
-"""Rotary position embeddings: the angle of pair i at position p is p / theta^(2i / head_dim) (Su et al., 2021)."""
+"""Rotary position embeddings: the angle of pair i at position p is p / theta^(2i / dims) (Su et al., 2021)."""
 
 import math
 from typing import Any
@@ -12,11 +12,13 @@ from harness.specs.model import ModelSpec
 def rope_table(
     spec: ModelSpec, head_dim: int, num_positions: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cos, sin), float32 [num_positions, head_dim / 2]; pair i is made of dimensions i and i + head_dim / 2.
+    """(cos, sin), float32 [num_positions, r], where 2 r of a head's dimensions turn (`rotary_frac`); pair i is made of
+    dimensions i and i + r.
 
     Raises ConfigError for a scaling that is not implemented: wrong angles give wrong tokens without a word.
     """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    rotary = int(head_dim * spec.rotary_frac)
+    exponent = torch.arange(0, rotary, 2, dtype=torch.float32) / rotary
     inverse = 1.0 / (spec.rope_theta**exponent)
     if spec.rope_scaling is not None:
         inverse = _scaled(inverse, spec.rope_scaling)

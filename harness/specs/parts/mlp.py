@@ -61,6 +61,8 @@ class Moe(Routed):
     """Sees every token; all shared experts as one of their summed width."""
     shared_name: str = "shared_expert"
     """DeepSeek calls it shared_experts."""
+    normalized: bool = True
+    """The weights of the experts that were chosen are scaled to sum to 1."""
     router_correction: bool = False
     """A value an expert that corrects the router's choice (DeepSeek-V3)."""
     shared_gate: bool = False
@@ -70,11 +72,11 @@ class Moe(Routed):
 
     def products(self, hidden: int) -> list[Product]:
         """Those that one token goes through; which experts is not known, so they are called expert 0, 1, ..."""
-        routed = [p for index in range(self.experts_per_token) for p in self._expert(hidden, index)]
+        routed = [p for index in range(self.experts_per_token) for p in self.expert_products(hidden, index)]
         return [self._router(hidden), *routed, *self._shared(hidden)]
 
     def tensors(self, hidden: int) -> Iterator[tuple[str, Shape]]:
-        every = [p for index in range(self.num_experts) for p in self._expert(hidden, index)]
+        every = [p for index in range(self.num_experts) for p in self.expert_products(hidden, index)]
         for product in (self._router(hidden), *every, *self._shared(hidden)):
             yield from product.tensors()
         if self.router_correction:
@@ -88,7 +90,8 @@ class Moe(Routed):
     def _router(self, hidden: int) -> Product:
         return Product(f"{self.names}.gate", self.num_experts, hidden)
 
-    def _expert(self, hidden: int, index: int) -> list[Product]:
+    def expert_products(self, hidden: int, index: int) -> list[Product]:
+        """Gate, up and down of one expert."""
         at = f"{self.names}.experts.{index}"
         products = self.expert.products(hidden, at)
         if self.names == "mlp":

@@ -14,6 +14,7 @@ parameters x bits.
 """
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Literal
@@ -21,7 +22,8 @@ from typing import Literal
 from harness.errors import CheckpointError
 from harness.specs.layout import EMBEDDING, LM_HEAD
 from harness.specs.model import ModelSpec
-from harness.specs.step import DecodeTraffic, SlidingCache
+from harness.specs.parts.mlp import Routed
+from harness.specs.step import DecodeTraffic, RoutedExperts, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
 
 # Old checkpoints hold the rotary frequencies as a buffer; every engine computes them.
@@ -54,13 +56,15 @@ def decode_traffic(
         )
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
     read = _read_fracs(spec)
-    body = sum(tensor.num_bytes * _read_frac(tensor, spec, read) for tensor in tensors)
+    parts = [(tensor, _read_frac(tensor, spec, read)) for tensor in tensors]
+    body = sum(tensor.num_bytes * frac for tensor, frac in parts)
     kv_values = sum(layer.mixer.kv_values for layer in spec.layers)
     value_bytes = dtype_bytes(kv_dtype or spec.dtype)
     state_bytes = sum(layer.mixer.state_bytes(value_bytes) for layer in spec.layers)
     return DecodeTraffic(
         tensors_source=tensors_source,
         weight_read_bytes=round(body) + head.num_bytes,
+        routed_experts=_routed_experts(spec, parts),
         embedding_row_bytes=embedding.num_bytes // spec.vocab_size,
         kv_bytes_per_context_token=kv_values * value_bytes,
         sliding_caches=_sliding_caches(spec, value_bytes),
@@ -70,6 +74,20 @@ def decode_traffic(
         linear_flop=linear_flop(spec),
         attention_flop_per_context_token=attention_flop_per_pair(spec),
         state_flop=state_flop(spec),
+    )
+
+
+def _routed_experts(spec: ModelSpec, parts: Sequence[tuple[TensorMeta, Fraction]]) -> tuple[RoutedExperts, ...]:
+    """Layers with the same numbers of experts together; a tensor that one token reads in part is its experts'."""
+    mixtures = {str(index): layer.mlp for index, layer in enumerate(spec.layers) if isinstance(layer.mlp, Routed)}
+    num_bytes = Counter[tuple[int, int]]()
+    for tensor, frac in parts:
+        if 0 < frac < 1:
+            mixture = mixtures[tensor.name.removeprefix(f"{spec.tensor_prefix}layers.").partition(".")[0]]
+            num_bytes[mixture.num_experts, mixture.experts_per_token] += tensor.num_bytes
+    return tuple(
+        RoutedExperts(num_experts=experts, experts_per_token=chosen, num_bytes=total)
+        for (experts, chosen), total in sorted(num_bytes.items())
     )
 
 

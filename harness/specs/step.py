@@ -15,8 +15,32 @@ class SlidingCache(Frozen):
     flop_per_context_token: PositiveInt
 
 
+class RoutedExperts(Frozen):
+    """The experts of all layers whose mixtures have the same numbers of them."""
+
+    num_experts: PositiveInt
+    """Of one layer."""
+    experts_per_token: PositiveInt
+    num_bytes: PositiveInt
+    """Of all experts of these layers together."""
+
+    def num_distinct(self, batch: int) -> float:
+        """Experts of one layer that a step of `batch` tokens reads: E (1 - (1 - k/E)^batch), the expectation where each
+        token takes any k of the E alike and no two tokens agree (`DecodeTraffic.experts_assumption`)."""
+        return self.experts_per_token + self.num_experts * self._more_than_one_token_takes(batch)
+
+    def more_bytes(self, batch: int) -> int:
+        """What a step of `batch` tokens reads beyond a step of one, whose experts weight_read_bytes has."""
+        return round(self.num_bytes * self._more_than_one_token_takes(batch))
+
+    def _more_than_one_token_takes(self, batch: int) -> float:
+        """Share of all experts; exactly 0 for one token."""
+        not_taken = 1 - self.experts_per_token / self.num_experts
+        return not_taken - not_taken**batch
+
+
 class DecodeTraffic(Frozen):
-    """Bytes and FLOP of one decode step of a single request.
+    """Bytes and FLOP of one decode step, of one request or of a batch of requests at the same context.
 
     A step's context is the number of positions its query attends to, its own included.
     """
@@ -26,8 +50,10 @@ class DecodeTraffic(Frozen):
     tensors_source: Literal["headers", "config"]
     """Whether the weights' sizes are from safetensors headers or derived from config.json."""
     weight_read_bytes: PositiveInt
-    """Weights that every step reads: all layers, the final norm, the output head. Resident is not read: no vision
-    tower, no draft head, of the embedding one row."""
+    """Weights that a step of one request reads: all layers, the final norm, the output head. Resident is not read: no
+    vision tower, no draft head, of the embedding one row, of a mixture the experts of one token."""
+    routed_experts: tuple[RoutedExperts, ...] = ()
+    """The part of it that grows with the batch, by numbers of experts; empty for dense models."""
     embedding_row_bytes: PositiveInt
     """The one row of the input embedding that a step reads, not part of weight_read_bytes."""
     kv_bytes_per_context_token: NonNegativeInt
@@ -47,11 +73,21 @@ class DecodeTraffic(Frozen):
     state_flop: NonNegativeInt = 0
     """What a token does with recurrent and convolution state, all layers."""
 
-    def step_bytes(self, context: int) -> int:
-        """Weights once, the cache up to `context` read, one position written, state read and written."""
+    @property
+    def experts_assumption(self) -> Literal["uniform routing"] | None:
+        """What the bytes of a batch rest on where tokens choose experts; null for dense models."""
+        return "uniform routing" if self.routed_experts else None
+
+    def step_weight_bytes(self, batch: int = 1) -> int:
+        """Weights that a step of `batch` tokens reads: once for all of them, but for the experts that they choose."""
+        return self.weight_read_bytes + sum(routed.more_bytes(batch) for routed in self.routed_experts)
+
+    def step_bytes(self, context: int, batch: int = 1) -> int:
+        """Weights once; for each request an embedding row, its cache up to `context` read and one position written,
+        its state read and written."""
         kv = self.cache_bytes(context) + self.kv_bytes_per_context_token
         state = self.state_read_bytes + self.state_write_bytes
-        return self.weight_read_bytes + self.embedding_row_bytes + kv + state
+        return self.step_weight_bytes(batch) + batch * (self.embedding_row_bytes + kv + state)
 
     def cache_bytes(self, context: int) -> int:
         """The cache that a query at this context sees: all of it, or each window's last positions."""
@@ -60,9 +96,10 @@ class DecodeTraffic(Frozen):
         )
         return self.kv_bytes_per_context_token * context - out_of_sight
 
-    def step_flop(self, context: int) -> int:
+    def step_flop(self, context: int, batch: int = 1) -> int:
+        """Every request does all of the arithmetic."""
         out_of_sight = sum(
             sliding.flop_per_context_token * max(0, context - sliding.window) for sliding in self.sliding_caches
         )
         attention = self.attention_flop_per_context_token * context - out_of_sight
-        return self.linear_flop + attention + self.state_flop
+        return batch * (self.linear_flop + attention + self.state_flop)

@@ -57,7 +57,7 @@ def decode_traffic(
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
     read = _read_fracs(spec)
     parts = [(tensor, _read_frac(tensor, spec, read)) for tensor in tensors]
-    body = sum(tensor.num_bytes * frac for tensor, frac in parts)
+    body = sum(tensor.num_bytes * frac for tensor, frac in parts if frac)
     kv_values = sum(layer.mixer.kv_values for layer in spec.layers)
     value_bytes = dtype_bytes(kv_dtype or spec.dtype)
     state_bytes = sum(layer.mixer.state_bytes(value_bytes) for layer in spec.layers)
@@ -82,7 +82,7 @@ def _routed_experts(spec: ModelSpec, parts: Sequence[tuple[TensorMeta, Fraction]
     mixtures = {str(index): layer.mlp for index, layer in enumerate(spec.layers) if isinstance(layer.mlp, Routed)}
     num_bytes = Counter[tuple[int, int]]()
     for tensor, frac in parts:
-        if 0 < frac < 1:
+        if frac.denominator > 1:
             mixture = mixtures[tensor.name.removeprefix(f"{spec.tensor_prefix}layers.").partition(".")[0]]
             num_bytes[mixture.num_experts, mixture.experts_per_token] += tensor.num_bytes
     return tuple(
@@ -141,7 +141,7 @@ def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
     return fracs
 
 
-def _packed_weight(name: str) -> str:
+def packed_weight(name: str) -> str:
     """The weight that a packed or scaled checkpoint keeps in parts, of which this is one; another name as it is.
 
     mxfp4 keeps a stack of experts as <name>_blocks, two 4-bit values a byte, and <name>_scales, one for each 32 values.
@@ -157,7 +157,7 @@ def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction
         return Fraction(0)
     if tensor.name.startswith(spec.not_read):
         return Fraction(0)
-    name = _packed_weight(tensor.name) if spec.quantization and tensor.name not in known else tensor.name
+    name = packed_weight(tensor.name) if spec.quantization and tensor.name not in known else tensor.name
     if name in known:
         return known[name]
     raise CheckpointError(

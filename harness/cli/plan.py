@@ -1,10 +1,28 @@
-"""`harness plan MODEL --device D --context N`."""
+"""`harness plan MODEL --device D`: the walls of a decode, and what would move them."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Format, FormatOption
+from harness.cli.options import Format, FormatOption, RunsDirOption
+
+if TYPE_CHECKING:
+    from harness.specs.plan import Plan
+
+MAX_COUNT = 1 << 30
+
+
+class Bits(str, Enum):
+    """Widths that a plan can try."""
+
+    four = "4"
+    eight = "8"
+
+
+def _count(name: str, help: str) -> Any:
+    return typer.Option(name, min=1, max=MAX_COUNT, help=help)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -14,30 +32,77 @@ def add_to(app: typer.Typer) -> None:
 
 def plan(
     model: Annotated[str, typer.Argument(help="A known name, a checkpoint's folder, or a config.json.")],
-    device: Annotated[str, typer.Option("--device", help="A known device or a device's YAML file (harness devices).")],
-    context: Annotated[int, typer.Option("--context", min=1, help="Positions that the step attends to.")] = 1024,
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", help="A known device or a device's YAML file (harness devices); repeatable."),
+    ] = None,
+    context: Annotated[int, _count("--context", "Positions that each request attends to.")] = 1024,
+    batch: Annotated[int, _count("--batch", "Requests in one step.")] = 1,
+    input_tokens: Annotated[int | None, _count("--input-tokens", "Length of the prompt [the context].")] = None,
+    tensor_parallel: Annotated[int, _count("--tensor-parallel", "Devices that share every layer.")] = 1,
+    weight_bits: Annotated[Bits | None, typer.Option("--weight-bits", help="Every matrix so wide.")] = None,
+    kv_bits: Annotated[Bits | None, typer.Option("--kv-bits", help="Keys and values so wide.")] = None,
+    from_run: Annotated[
+        str | None, typer.Option("--from-run", help="Instead of a device: the roof and utilization of this run.")
+    ] = None,
+    runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
-    """The floor of a decode step, from shapes and published figures. Nothing is run."""
-    from harness.cli.render import show_object
-    from harness.devices.datasheet import load_device_spec
+    """The floors of a decode, from shapes and figures alone, and what would move them. Nothing is run."""
+    from harness.errors import ConfigError
     from harness.models import resolve_model
-    from harness.plan import make_plan
-    from harness.units import gb_per_s, ms, num_bytes, percent
+    from harness.plan.row import plan_from_run, plan_on_devices
+    from harness.specs.plan import Scenario
 
-    p = make_plan(resolve_model(model), load_device_spec(device), context)
-    fits = {True: "yes", False: "NO", None: "not known"}[p.fits_in_memory]
-    weights_share = percent(p.weight_read_bytes / p.step_bytes)
-    lines = [
-        ("floor", f"{ms(p.floor_s)} a token, {p.floor_tokens_per_s:.2f} tokens/s at the most"),
-        ("bytes a step", f"{num_bytes(p.step_bytes)}, {weights_share} of it weights"),
-        ("weights read", f"{p.weight_read_bytes:,} B of {p.resident_weight_bytes:,} B resident"),
-        ("cache", f"{p.kv_bytes_per_context_token:,} B a position, {num_bytes(p.kv_cache_bytes)} at {p.context:,}"),
-        ("state", f"{p.state_read_bytes:,} B read and as much written, at any context" if p.state_read_bytes else "-"),
-        ("fits in memory", fits),
-        ("roof", f"{gb_per_s(p.roof_read_bytes_per_s)}{' (unverified)' if p.roof_unverified else ''}: {p.roof_source}"),
-        ("compute floor", ms(p.compute_floor_s)),
-        ("ridge", f"{p.ridge_flop_per_byte:.0f} FLOP a byte; this step does {p.step_flop / p.step_bytes:.2f}"
-         if p.ridge_flop_per_byte else "-"),
-    ]  # fmt: skip
-    show_object(p.model_dump(mode="json"), format, lines, title=f"{p.model} on {p.device}, context {p.context:,}")
+    if bool(device) == bool(from_run):
+        raise ConfigError(
+            "a plan is for devices or from a run", "give either --device (harness devices) or --from-run (harness runs)"
+        )
+    scenario = Scenario.model_validate(
+        {
+            "context": context,
+            "batch": batch,
+            "input_tokens": input_tokens,
+            "tensor_parallel": tensor_parallel,
+            "weight_bits": _int(weight_bits),
+            "kv_bits": _int(kv_bits),
+        }
+    )
+    if from_run:
+        from harness.records import find_run, load_bench
+        from harness.records import runs_dir as resolve
+
+        record = load_bench(find_run(resolve(runs_dir), from_run))
+        _show_one(plan_from_run(resolve_model(model), scenario, record), format)
+        return
+
+    from harness.devices.datasheet import load_device_spec
+
+    plans = plan_on_devices(resolve_model(model), scenario, [load_device_spec(name) for name in device or ()])
+    if len(plans) == 1:
+        _show_one(plans[0], format)
+    else:
+        _show_several(plans, format)
+
+
+def _int(bits: Bits | None) -> int | None:
+    return None if bits is None else int(bits.value)
+
+
+def _show_one(p: "Plan", format: Format) -> None:
+    from harness.cli.plan_lines import plan_lines, plan_title, what_if_rows
+    from harness.cli.render import show, show_object
+
+    show_object(p.model_dump(mode="json"), format, plan_lines(p), title=plan_title(p, f"{p.model} on {p.device}"))
+    if format in (Format.table, Format.md):
+        typer.echo()
+        show(what_if_rows(p), format)
+
+
+def _show_several(plans: "Sequence[Plan]", format: Format) -> None:
+    from harness.cli.plan_lines import device_row, plan_title
+    from harness.cli.render import show
+
+    readable = format in (Format.table, Format.md)
+    rows = [device_row(p) if readable else p.model_dump(mode="json") for p in plans]
+    show(rows, format, title=plan_title(plans[0], plans[0].model))

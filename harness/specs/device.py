@@ -34,6 +34,8 @@ class DeviceSpec(Frozen):
     """Best verified read that was measured on such a device; `plan` prefers it to the data sheet."""
     peak_flop_per_s: dict[str, SourcedFigure] = {}
     """Dense matrix peak by type (BF16, F16, F32, F8_E4M3, ...), without sparsity."""
+    link_bytes_per_s: SourcedFigure | None = None
+    """What one device sends to its peers over all its links, one direction; null where no such link is known."""
     notes: tuple[str, ...] = ()
 
 

@@ -19,6 +19,8 @@ FIGURES = ("memory_bytes", "last_level_cache_bytes", "memory_bytes_per_s", "read
 def figures(spec: DeviceSpec) -> Iterator[tuple[str, SourcedFigure]]:
     for key in FIGURES:
         yield key, getattr(spec, key)
+    if spec.link_bytes_per_s is not None:
+        yield "link_bytes_per_s", spec.link_bytes_per_s
     yield from spec.peak_flop_per_s.items()
 
 
@@ -56,6 +58,7 @@ def test_figures_are_plausible_si_values(name: str) -> None:
         "last_level_cache_bytes": (1e6, 1e9),
         "memory_bytes_per_s": (1e11, 2e13),
         "read_probe_bytes_per_s": (1e9, 2e13),
+        "link_bytes_per_s": (1e10, 1e12),
     }
     for key, figure in figures(spec):
         low, high = bounds.get(key, (1e12, 1e17))
@@ -92,6 +95,12 @@ def test_peaks_are_dense(name: str) -> None:
     bf16, bandwidth = spec.peak_flop_per_s["BF16"].value, spec.memory_bytes_per_s.value
     assert bf16 is not None and bandwidth is not None
     assert 100 < bf16 / bandwidth < 310
+
+
+def test_a_link_is_one_direction() -> None:
+    """Data sheets count both: 600 GB/s of third-generation NVLink, 900 of the fourth."""
+    links = {name: spec.link_bytes_per_s.value for name, spec in SPECS.items() if spec.link_bytes_per_s is not None}
+    assert links == {"a100": 600e9 / 2, "h100": 900e9 / 2, "h200": 900e9 / 2}
 
 
 def table() -> str:

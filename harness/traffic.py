@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Literal
 
 from harness.errors import CheckpointError
-from harness.specs.layout import EMBEDDING, LM_HEAD
+from harness.specs.layout import LM_HEAD, embedding_name, final_norm_name
 from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
@@ -46,10 +46,10 @@ def decode_traffic(
 
     Raises CheckpointError for a tensor that belongs to no known part, and for a missing embedding.
     """
-    embedding = _find(tensors, spec.tensor_prefix + EMBEDDING)
+    embedding = _find(tensors, embedding_name(spec))
     if embedding is None:
         raise CheckpointError(
-            f"no tensor {spec.tensor_prefix + EMBEDDING!r} among {len(tensors)}",
+            f"no tensor {embedding_name(spec)!r} among {len(tensors)}",
             "check that config.json and weights belong together",
         )
     head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
@@ -116,7 +116,7 @@ def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:
 
 def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
     """What part of each tensor one token reads, for the tensors of the layers and the final norm."""
-    fracs = {f"{spec.tensor_prefix}norm.weight": Fraction(1)}
+    fracs = {final_norm_name(spec): Fraction(1)}
     for index, layer in enumerate(spec.layers):
         at = f"{spec.tensor_prefix}layers.{index}."
         fracs |= {at + name: layer.mlp.read_frac(name) for name, _ in layer.tensors(spec.hidden_size)}
@@ -135,7 +135,7 @@ def _packed_weight(name: str) -> str:
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
     """0 for the embedding and the head, which are counted apart, for what every engine computes anew, and for towers
     and drafts that decoding does not use."""
-    if tensor.name in (spec.tensor_prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
+    if tensor.name in (embedding_name(spec), LM_HEAD) or _NOT_READ.search(tensor.name):
         return Fraction(0)
     if tensor.name.startswith(spec.not_read):
         return Fraction(0)

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from harness.errors import ConfigError
 from harness.specs.base import Frozen
@@ -33,13 +33,15 @@ class ModelSpec(Frozen):
     rope_theta: PositiveFloat
     rope_scaling: dict[str, Any] | None = None
     """As config.json gives it; null for plain rotary embeddings. Bytes do not depend on it, logits do."""
-    rotary_frac: PositiveFloat = 1.0
-    """Part of each head that rotary embeddings turn."""
+    rotary_frac: NonNegativeFloat = 1.0
+    """Part of each head that rotary embeddings turn; 0 where attention knows no positions (Nemotron-H)."""
     dtype: str
     """Type of the weights as safetensors names it: BF16, F16, F32."""
     eos_token_ids: tuple[int, ...] = ()
     tensor_prefix: str = "model."
-    """What stands before `layers.0...` in the checkpoint's tensor names."""
+    """What stands before `layers.0...` in the checkpoint's tensor names, and before these two:"""
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
     quantization: str | None = None
     """How the weights were packed or scaled (gptq, awq, fp8, compressed-tensors); null: they are of `dtype`."""
     not_read: tuple[str, ...] = ()

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.specs.hf_fields import Fields
-from harness.specs.parts.mlp import GatedMlp, Moe
+from harness.specs.hf_mamba import nemotron_blocks
+from harness.specs.layer import Mlp
+from harness.specs.parts.absent import NoMlp
+from harness.specs.parts.mlp import Expert, GatedMlp, Moe, PlainMlp
 from harness.specs.parts.stacked_moe import StackedMoe
 
 MAX_EXPERTS = 1_000_000
 """In all layers: each one's tensors are listed one by one, and a hostile count must not take the memory."""
-
-Mlp = GatedMlp | Moe | StackedMoe
 
 
 def _dense(fields: Fields, num_layers: int) -> Sequence[Mlp]:
@@ -63,6 +64,29 @@ def _gpt_oss(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     return [StackedMoe(num_experts=num_experts, experts_per_token=chosen, intermediate_size=width)] * num_layers
 
 
+def _nemotron(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    """A layer is either an MLP, with experts or without, or a mixer."""
+    fields.only("mlp_bias", (None, False), "MLPs with biases are not modelled for Nemotron-H")
+    blocks = nemotron_blocks(fields)
+    mlps: dict[str, Mlp] = {}
+    if "mlp" in blocks:
+        mlps["mlp"] = PlainMlp(intermediate_size=fields.count("intermediate_size"), name="mixer")
+    if "moe" in blocks:
+        mlps["moe"] = _nemotron_moe(fields)
+    return [mlps.get(block, NoMlp()) for block in blocks]
+
+
+def _nemotron_moe(fields: Fields) -> Moe:
+    fields.only("n_shared_experts", (None, 1), "one shared expert is modelled for Nemotron-H")
+    latent = None if fields.get("moe_latent_size") is None else fields.count("moe_latent_size")
+    expert = PlainMlp(intermediate_size=fields.count("moe_intermediate_size"))
+    shared = PlainMlp(intermediate_size=fields.count("moe_shared_expert_intermediate_size"))
+    return _experts(
+        fields, "n_routed_experts", expert, shared=shared, shared_name="shared_experts", router_correction=True,
+        latent_size=latent, names="mixer",
+    )  # fmt: skip
+
+
 def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     step, dense_at = fields.count_or("decoder_sparse_step", 1), fields.counts("mlp_only_layers")
     has_experts = [(index + 1) % step == 0 and index not in dense_at for index in range(num_layers)]
@@ -72,7 +96,7 @@ def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     return [moe if experts else dense for experts in has_experts]
 
 
-def _experts(fields: Fields, key: str, expert: GatedMlp, **more: Any) -> Moe:
+def _experts(fields: Fields, key: str, expert: Expert, **more: Any) -> Moe:
     num_experts, chosen = _num_experts(fields, key)
     return Moe(num_experts=num_experts, experts_per_token=chosen, expert=expert, **more)
 
@@ -102,5 +126,6 @@ MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "gpt_oss": _gpt_oss,
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "nemotron_h": _nemotron,
 }
 """By family: the MLPs of so many layers."""

@@ -1,6 +1,7 @@
 """Tensors derived from a config.json against the modules that transformers builds of it, on the meta device."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_gemma(family: str) -> None:
     compare(config, model_spec_from_hf(config.to_dict()))
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"moe_latent_size": 1024}, {"use_bias": True, "use_conv_bias": False}], ids=["", "latent", "biases"]
+)
+def test_nemotron_h(changes: dict[str, Any]) -> None:
+    """transformers' default has one layer of each of the four kinds."""
+    config = AutoConfig.for_model("nemotron_h", dtype="bfloat16", **changes)
+    compare(config, model_spec_from_hf(config.to_dict()))
+
+
 def compare(config: PreTrainedConfig, spec: ModelSpec) -> None:
     with torch.device("meta"):
         network = AutoModelForCausalLM.from_config(config)
@@ -53,5 +63,5 @@ def compare(config: PreTrainedConfig, spec: ModelSpec) -> None:
 
 def _place(name: str) -> str:
     """The layer, or the name of what stands outside the layers; a wrapper's checkpoint says where its text model is."""
-    parts = name.replace("model.language_model.", "model.").split(".")
+    parts = name.replace("model.language_model.", "model.").replace("backbone.", "model.").split(".")
     return ".".join(parts[:3]) if "layers" in parts else ".".join(parts)

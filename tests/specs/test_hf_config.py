@@ -162,6 +162,11 @@ def test_deepseek_has_dense_layers_first_and_shared_experts_as_one() -> None:
     assert spec.not_read == ("model.layers.3.",)
 
 
+def test_a_draft_head_of_no_layers_is_none() -> None:
+    assert model_spec_from_hf(config(**QWEN3_5, mtp_num_hidden_layers=0)).not_read == ()
+    assert model_spec_from_hf(config(**DEEPSEEK, num_nextn_predict_layers=0)).not_read == ()
+
+
 GEMMA = {"hidden_act": ..., "hidden_activation": "gelu_pytorch_tanh", "head_dim": 32, "tie_word_embeddings": ...}
 
 

@@ -1,0 +1,68 @@
+"""Bytes of a step of hybrids with Mamba layers, against numbers worked out by hand and published counts."""
+
+from harness.specs.hf_config import model_spec_from_hf
+from harness.specs.layout import model_tensors
+from harness.specs.model import ModelSpec
+from harness.specs.step import DecodeTraffic
+from harness.specs.tensor import TensorMeta
+from harness.traffic import decode_traffic, prefill_flop
+
+
+def traffic_of(model: ModelSpec) -> DecodeTraffic:
+    return decode_traffic(model, model_tensors(model), "config")
+
+
+NEMOTRON_3_NANO = {
+    "model_type": "nemotron_h", "hidden_size": 2688, "num_hidden_layers": 52,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "intermediate_size": 1856, "mlp_hidden_act": "relu2", "num_attention_heads": 32, "num_key_value_heads": 2,
+    "head_dim": 128, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8,
+    "conv_kernel": 4, "mamba_ssm_cache_dtype": "float32", "n_routed_experts": 128, "num_experts_per_tok": 6,
+    "n_shared_experts": 1, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+    "layer_norm_epsilon": 1e-5, "max_position_embeddings": 262_144, "vocab_size": 131_072,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16."""
+
+
+def test_nemotron_3_nano_30b_a3b() -> None:
+    """23 layers with a state, 23 with experts, 6 with a cache: one part and one norm each."""
+    model = model_spec_from_hf(NEMOTRON_3_NANO)
+    traffic = traffic_of(model)
+    # 64 heads x 64 = 4,096 wide; x, B and C are 4,096 + 2 x 8 x 128 = 6,144 channels
+    mamba = (4096 + 6144 + 64) * 2688 + 6144 * 4 + 6144 + 3 * 64 + 4096 + 2688 * 4096
+    attention = 2 * 4096 * 2688 + 2 * 256 * 2688
+    expert, shared, router = 2 * 1856 * 2688, 2 * 3712 * 2688, 128 * 2688 + 128
+    assert (mamba, attention, expert, shared) == (38_742_208, 23_396_352, 9_977_856, 19_955_712)
+    rest = 23 * mamba + 6 * attention + 23 * (shared + router) + 53 * 2688 + 131_072 * 2688
+    # The Hub counts 31,577,937,344 parameters, and each of 23 routers has 128 corrections besides
+    assert traffic.resident_weight_bytes == 2 * (31_577_937_344 + 23 * 128)
+    assert traffic.resident_weight_bytes == 2 * (rest + 23 * 128 * expert + 131_072 * 2688)
+    assert traffic.weight_read_bytes == 2 * (rest + 23 * 6 * expert) == 6_455_509_632
+    assert traffic.kv_bytes_per_context_token == 6 * 2 * 2 * 128 * 2 == 6_144
+    assert traffic.state_read_bytes == 23 * (64 * 64 * 128 * 4 + 6144 * 3 * 2) == 49_082_368
+    assert traffic.state_write_bytes == traffic.state_read_bytes
+
+
+def test_mamba_2s_flop_do_not_grow_with_the_context() -> None:
+    model = model_spec_from_hf(NEMOTRON_3_NANO)
+    traffic = traffic_of(model)
+    # a value of the state: one for the decay, two for (dt x) B, two for C; two a tap
+    assert traffic.state_flop == 23 * (5 * 64 * 64 * 128 + 2 * 6144 * 4)
+    assert traffic.step_flop(2000) - traffic.step_flop(1000) == 1000 * 6 * 4 * 32 * 128
+    assert prefill_flop(model, 1) == traffic.step_flop(1)
+
+
+def test_experts_on_a_latent_input_are_narrower_and_its_projections_are_read() -> None:
+    small = {**NEMOTRON_3_NANO, "num_hidden_layers": 1, "hybrid_override_pattern": "E"}
+    wide, narrow = (model_spec_from_hf({**small, "moe_latent_size": size}) for size in (None, 1024))
+    bytes_wide, bytes_narrow = (traffic_of(m).weight_read_bytes for m in (wide, narrow))
+    assert bytes_wide - bytes_narrow == 2 * (6 * 2 * 1856 * (2688 - 1024) - 2 * 2688 * 1024)
+    assert prefill_flop(narrow, 1) == traffic_of(narrow).step_flop(1)
+
+
+def test_nemotrons_draft_head_is_not_read() -> None:
+    model = model_spec_from_hf(NEMOTRON_3_NANO)
+    draft = TensorMeta(name="mtp.layers.0.mixer.q_proj.weight", dtype="BF16", shape=(4096, 2688))
+    plain = traffic_of(model).weight_read_bytes
+    assert decode_traffic(model, [*model_tensors(model), draft], "headers").weight_read_bytes == plain

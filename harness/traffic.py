@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import Literal
 
 from harness.errors import CheckpointError
-from harness.specs.layout import LM_HEAD, embedding_name, final_norm_name
+from harness.specs.layout import embedding_name, final_norm_name, head_name
 from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.tensor import TensorMeta, dtype_bytes
@@ -52,7 +52,7 @@ def decode_traffic(
             f"no tensor {embedding_name(spec)!r} among {len(tensors)}",
             "check that config.json and weights belong together",
         )
-    head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
+    head = embedding if spec.tie_word_embeddings else _find(tensors, head_name(spec)) or embedding
     read = _read_fracs(spec)
     body = sum(tensor.num_bytes * _read_frac(tensor, spec, read) for tensor in tensors)
     kv_values = sum(layer.mixer.kv_values for layer in spec.layers)
@@ -135,7 +135,7 @@ def _packed_weight(name: str) -> str:
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
     """0 for the embedding and the head, which are counted apart, for what every engine computes anew, and for towers
     and drafts that decoding does not use."""
-    if tensor.name in (embedding_name(spec), LM_HEAD) or _NOT_READ.search(tensor.name):
+    if tensor.name in (embedding_name(spec), head_name(spec)) or _NOT_READ.search(tensor.name):
         return Fraction(0)
     if tensor.name.startswith(spec.not_read):
         return Fraction(0)

@@ -1,7 +1,7 @@
-"""Bytes of a step of hybrids with Mamba layers, against numbers worked out by hand and published counts."""
+"""Bytes of a step of hybrids that keep a state, against numbers worked out by hand and published counts."""
 
 from harness.specs.hf_config import model_spec_from_hf
-from harness.specs.layout import model_tensors
+from harness.specs.layout import as_in_checkpoint, model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import TensorMeta
@@ -66,3 +66,40 @@ def test_nemotrons_draft_head_is_not_read() -> None:
     draft = TensorMeta(name="mtp.layers.0.mixer.q_proj.weight", dtype="BF16", shape=(4096, 2688))
     plain = traffic_of(model).weight_read_bytes
     assert decode_traffic(model, [*model_tensors(model), draft], "headers").weight_read_bytes == plain
+
+
+QWEN3_5_35B_A3B = {
+    "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "full_attention_interval": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4, "num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512, "mtp_num_hidden_layers": 1, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25}, "vocab_size": 248_320,
+    "max_position_embeddings": 262_144, "tie_word_embeddings": False, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_qwen3_5_35b_a3b_reads_eight_of_256_stacked_experts() -> None:
+    model = model_spec_from_hf({"text_config": QWEN3_5_35B_A3B, "vision_config": {"depth": 27}})
+    traffic = traffic_of(model)
+    delta = (8192 + 4096 + 2 * 32 + 4096) * 2048 + 8192 * 4 + 2 * 32 + 128  # qkv, z, b and a, out; conv; norm
+    attention = (2 * 4096 + 2 * 512 + 4096) * 2048 + 2 * 256  # queries with their gates
+    expert = 3 * 512 * 2048
+    every = expert + 2048 + 256 * 2048 + 2 * 2048  # the shared expert and its gate, the router, norms
+    rest = 30 * delta + 10 * attention + 40 * every + 2048 + 248_320 * 2048
+    text = rest + 40 * 256 * expert + 248_320 * 2048
+    assert traffic.resident_weight_bytes == 2 * text
+    # The Hub counts 35,951,822,704 with the vision tower and a draft layer of full attention, with its experts, a
+    # product from two hidden states to one, and three norms
+    assert text + 446_571_248 + attention + every + 256 * expert + 2 * 2048 * 2048 + 3 * 2048 == 35_951_822_704
+    assert traffic.weight_read_bytes == 2 * (rest + 40 * 8 * expert)
+    assert traffic.kv_bytes_per_context_token == 10 * 2 * 2 * 256 * 2 == 20_480
+    assert traffic.state_read_bytes == 30 * (4 * 32 * 128 * 128 + 2 * 8192 * 3)
+
+
+def test_experts_in_stacks_are_the_same_bytes_as_apart() -> None:
+    stacked = model_spec_from_hf({**QWEN3_5_35B_A3B, "num_hidden_layers": 4})
+    apart = as_in_checkpoint(stacked, {"model.layers.0.mlp.experts.0.up_proj.weight"})
+    assert "model.layers.0.mlp.experts.gate_up_proj" in {tensor.name for tensor in model_tensors(stacked)}
+    assert "model.layers.0.mlp.experts.255.up_proj.weight" in {tensor.name for tensor in model_tensors(apart)}
+    assert traffic_of(stacked) == traffic_of(apart)

@@ -27,6 +27,11 @@ _ACTIVATIONS = {
     "nemotron_h": ("mlp_hidden_act", "relu2"),
 }
 """The field and its one value that is known, where it is not hidden_act and silu."""
+_VISION = (
+    "model.visual.", "visual.",
+    "model.vision_tower.", "vision_tower.", "model.multi_modal_projector.", "multi_modal_projector.",
+)  # fmt: skip
+"""How the names of a wrapper's image part begin: Qwen's, then Gemma's."""
 MAX_LAYERS = 10_000
 """Each layer's tensors are listed one by one: a hostile count must not take the memory."""
 
@@ -40,7 +45,8 @@ def model_spec_from_hf(config: Mapping[str, Any], source: str = "config.json") -
     prefix = "model."
     text = config
     if isinstance(config.get("text_config"), Mapping):
-        text = {**_inherited(config), **config["text_config"]}
+        said = {key: value for key, value in config["text_config"].items() if value is not None}
+        text = {**config["text_config"], **_inherited(config), **said}
         prefix = "model.language_model."
     family = _family(Fields(text, source))
     fields = Fields(with_usual_names(text, family), source)
@@ -114,7 +120,7 @@ def _quantization(fields: Fields) -> str | None:
 
 def _not_read(config: Mapping[str, Any], fields: Fields, family: str) -> tuple[str, ...]:
     """A vision tower reads the prompt's images and a draft head guesses ahead: a decode step needs neither."""
-    vision = ("model.visual.", "visual.") if config.get("vision_config") else ()
+    vision = _VISION if config.get("vision_config") else ()
     # Nemotron-H's checkpoints may hold a draft head that its config doesn't mention.
     has_draft = family == "nemotron_h" or fields.count_or("mtp_num_hidden_layers", 0, least=0)
     drafts = ("mtp.",) if has_draft else ()

@@ -8,7 +8,7 @@ from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.parts.latent_attention import LatentAttention
 
-HYBRIDS = ("qwen3_next", "qwen3_5")
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 """Families with gated delta rule layers."""
 
 GEMMAS = ("gemma2", "gemma3")

@@ -36,10 +36,12 @@ def _qwen_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
 
 
 def _qwen2_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
-    """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next)."""
+    """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next and, in stacks, Qwen3.5-MoE)."""
+    stacked = fields.get("model_type") in ("qwen3_5_moe", "qwen3_5_moe_text")
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
     shared = GatedMlp(intermediate_size=fields.count("shared_expert_intermediate_size"))
-    return _sparse(fields, num_layers, _experts(fields, "num_experts", expert, shared=shared, shared_gate=True))
+    moe = _experts(fields, "num_experts", expert, shared=shared, shared_gate=True, stacked=stacked)
+    return _sparse(fields, num_layers, moe)
 
 
 def _deepseek(fields: Fields, num_layers: int) -> Sequence[Mlp]:
@@ -121,6 +123,7 @@ MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "qwen3_moe": _qwen_moe,
     "qwen3_next": _qwen2_moe,
     "qwen3_5": _dense,
+    "qwen3_5_moe": _qwen2_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_oss": _gpt_oss,

@@ -15,10 +15,23 @@ _ALSO_CALLED: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """By family: our name, and those that are looked for where it is absent."""
 
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 131_072, "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6, "sliding_window": 4096,
+    },
+}  # fmt: skip
+"""Of fields that the family's own configs leave out, Gemma 3's wrappers most of them: as transformers documents them
+(Gemma3TextConfig)."""
+
 
 def with_usual_names(text: Mapping[str, Any], family: str) -> dict[str, Any]:
-    """Nemotron-H may say how many layers there are by listing them alone."""
-    named = dict(text)
+    """The fields of a config's language model, those that are left out with the family's default.
+
+    Nemotron-H may say how many layers there are by listing them alone.
+    """
+    named = {**_DEFAULTS.get(family, {}), **text}
     for name, others in _ALSO_CALLED.get(family, {}).items():
         found = [text[key] for key in (name, *others) if text.get(key) is not None]
         named |= {name: found[0]} if found else {}

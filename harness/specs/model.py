@@ -42,6 +42,8 @@ class ModelSpec(Frozen):
     """What stands before `layers.0...` in the checkpoint's tensor names, and before these two:"""
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    lm_head: str = "lm_head"
+    """The output head's whole name; some wrappers keep it within their text model."""
     quantization: str | None = None
     """How the weights were packed or scaled (gptq, awq, fp8, compressed-tensors); null: they are of `dtype`."""
     not_read: tuple[str, ...] = ()
@@ -67,10 +69,11 @@ class ModelSpec(Frozen):
         alike = len(self.kinds) == 1 and self.rotary_frac == 1.0 and self.quantization is None
         plain = isinstance(mixer, Attention) and mixer.window is None and not (mixer.output_gate or mixer.sinks)
         silu = isinstance(mlp, GatedMlp) and mlp.activation == "silu"
-        if not (alike and plain and silu) or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
+        usual = alike and self.lm_head == "lm_head"
+        if not (usual and plain and silu) or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
                 f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window, a gate or"
-                " another activation than silu, or it is quantized",
+                " another activation than silu, or it is quantized, or a wrapper keeps its output head",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
         return mixer, mlp

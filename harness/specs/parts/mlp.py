@@ -97,6 +97,9 @@ class Moe(Routed):
     latent_size: PositiveInt | None = None
     """Routed experts work on a narrower input, and two projections that every token goes through lead there and back
     (Nemotron-H)."""
+    stacked: bool = False
+    """Checkpoints keep gate and up of all experts in one tensor and down in another, without `.weight` to their names
+    (Qwen3.5-MoE; what is quantized lies apart there too)."""
     names: Literal["mlp", "block_sparse_moe", "mixer"] = "mlp"
     """How checkpoints name it: Mixtral's experts are block_sparse_moe.experts.N.w1, w3, w2."""
 
@@ -106,9 +109,9 @@ class Moe(Routed):
         return [self._router(hidden), *routed, *self._common(hidden)]
 
     def tensors(self, hidden: int) -> Iterator[tuple[str, Shape]]:
-        every = [p for index in range(self.num_experts) for p in self._expert(hidden, index)]
-        for product in (self._router(hidden), *every, *self._common(hidden)):
+        for product in (self._router(hidden), *self._common(hidden)):
             yield from product.tensors()
+        yield from self._stacks(hidden) if self.stacked else self._apart(hidden)
         if self.router_correction:
             yield f"{self.names}.gate.e_score_correction_bias", (self.num_experts,)
 
@@ -116,6 +119,16 @@ class Moe(Routed):
         """Part of a tensor of its own that one token reads: of the experts' together, the share that are chosen."""
         routed = name.startswith(f"{self.names}.experts.")
         return Fraction(self.experts_per_token, self.num_experts) if routed else Fraction(1)
+
+    def _apart(self, hidden: int) -> Iterator[tuple[str, Shape]]:
+        for index in range(self.num_experts):
+            for product in self._expert(hidden, index):
+                yield from product.tensors()
+
+    def _stacks(self, hidden: int) -> Iterator[tuple[str, Shape]]:
+        width = self.expert.intermediate_size
+        yield f"{self.names}.experts.gate_up_proj", (self.num_experts, 2 * width, hidden)
+        yield f"{self.names}.experts.down_proj", (self.num_experts, hidden, width)
 
     def _router(self, hidden: int) -> Product:
         return Product(f"{self.names}.gate", self.num_experts, hidden)

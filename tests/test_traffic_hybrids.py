@@ -68,6 +68,38 @@ def test_nemotrons_draft_head_is_not_read() -> None:
     assert decode_traffic(model, [*model_tensors(model), draft], "headers").weight_read_bytes == plain
 
 
+JAMBA_V0_1 = {
+    "model_type": "jamba", "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "attn_layer_period": 8, "attn_layer_offset": 4,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 16, "num_experts_per_tok": 2,
+    "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 256, "mamba_conv_bias": True,
+    "mamba_proj_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-6, "max_position_embeddings": 262_144,
+    "vocab_size": 65_536, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+"""ai21labs/Jamba-v0.1."""
+
+
+def test_jamba_v0_1_to_the_byte() -> None:
+    """4 of 32 layers have a cache, 16 have experts."""
+    model = model_spec_from_hf(JAMBA_V0_1)
+    traffic = traffic_of(model)
+    mamba = (
+        16_384 * 4096 + (256 + 2 * 16) * 8192 + 8192 * 256 + 8192 + 4096 * 8192  # in, x, dt with its bias, out
+        + 8192 * 4 + 8192 + 8192 * 16 + 8192 + 256 + 2 * 16  # convolution, A, D, three norms
+    )  # fmt: skip
+    attention = 2 * 4096 * 4096 + 2 * 1024 * 4096
+    mlp, router = 3 * 14_336 * 4096, 16 * 4096
+    rest = 28 * mamba + 4 * attention + 16 * (mlp + router) + 65 * 4096 + 65_536 * 4096
+    assert rest + 16 * 16 * mlp + 65_536 * 4096 == 51_570_323_328, "as published"
+    assert traffic.resident_weight_bytes == 2 * 51_570_323_328
+    assert traffic.weight_read_bytes == 2 * (rest + 16 * 2 * mlp)
+    assert traffic.kv_bytes_per_context_token == 4 * 2 * 8 * 128 * 2 == 16_384
+    assert traffic.state_read_bytes == traffic.state_write_bytes == 28 * (8192 * 16 * 4 + 8192 * 3 * 2) == 16_056_320
+    # a value of the state: one each for dt A and the decay, two each for (dt x) B and h C; two a tap
+    assert traffic.state_flop == 28 * (6 * 8192 * 16 + 2 * 8192 * 4)
+    assert prefill_flop(model, 1) == traffic.step_flop(1)
+
+
 QWEN3_5_35B_A3B = {
     "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "num_hidden_layers": 40, "full_attention_interval": 4,
     "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16,

@@ -17,9 +17,15 @@ from harness.specs.model import ModelSpec
 _GEMMA_NORMS = (
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
 )  # fmt: skip
-_NORMS = {"gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS, "nemotron_h": ("norm",)}
+_NORMS = {
+    "gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS, "nemotron_h": ("norm",),
+    "jamba": ("input_layernorm", "pre_ff_layernorm"),
+}  # fmt: skip
 """Of a layer, where they are not the usual two."""
-_NAMES = {"nemotron_h": {"tensor_prefix": "backbone.", "embedding": "embeddings", "final_norm": "norm_f"}}
+_NAMES = {
+    "nemotron_h": {"tensor_prefix": "backbone.", "embedding": "embeddings", "final_norm": "norm_f"},
+    "jamba": {"final_norm": "final_layernorm"},
+}
 """Of tensors outside the layers, where they are not the usual ones."""
 _ACTIVATIONS = {
     "gemma2": ("hidden_activation", "gelu_pytorch_tanh"),

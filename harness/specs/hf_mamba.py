@@ -1,6 +1,9 @@
 """Mamba layers as a config.json has them, and which layers are of that kind."""
 
+import math
+
 from harness.specs.hf_fields import Fields
+from harness.specs.parts.mamba1 import Mamba1
 from harness.specs.parts.mamba2 import Mamba2
 
 _BLOCKS = {
@@ -45,3 +48,27 @@ def nemotron_mamba(fields: Fields) -> Mamba2:
             "the heads of a group share B and C",
         )
     return mamba
+
+
+def by_period(fields: Fields, name: str, num_layers: int) -> list[bool]:
+    """Jamba's way of saying which layers: each `name`_layer_period'th, from `name`_layer_offset on."""
+    period, offset = fields.count(f"{name}_layer_period"), fields.count(f"{name}_layer_offset", least=0)
+    if offset >= period:
+        raise fields.fault(f"{name}_layer_offset is {offset}", f"it must be below {name}_layer_period, {period}")
+    return [index % period == offset for index in range(num_layers)]
+
+
+def jamba_mamba(fields: Fields) -> Mamba1:
+    """The state is in fp32 unless the config says otherwise, as transformers keeps it; vLLM's default for the family is
+    the model's type."""
+    hidden = fields.count("hidden_size")
+    rank_is_given = fields.get("mamba_dt_rank", "auto") != "auto"
+    return Mamba1(
+        inner_size=fields.count("mamba_expand") * hidden,
+        state_size=fields.count("mamba_d_state"),
+        dt_rank=fields.count("mamba_dt_rank") if rank_is_given else math.ceil(hidden / 16),
+        conv_kernel=fields.count("mamba_d_conv"),
+        state_dtype=fields.dtype("mamba_ssm_cache_dtype", default="float32"),
+        bias=fields.flag("mamba_proj_bias", default=False),
+        conv_bias=fields.flag("mamba_conv_bias", default=True),
+    )

@@ -1,7 +1,7 @@
 """The mixer of each layer as a config.json has it: attention with or without a window, the gated delta rule, Mamba."""
 
 from harness.specs.hf_fields import Fields
-from harness.specs.hf_mamba import nemotron_blocks, nemotron_mamba
+from harness.specs.hf_mamba import by_period, jamba_mamba, nemotron_blocks, nemotron_mamba
 from harness.specs.layer import Mixer
 from harness.specs.parts.absent import NoMixer
 from harness.specs.parts.attention import Attention
@@ -14,7 +14,7 @@ HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 GEMMAS = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families whose cache is a latent vector."""
-NO_ROPE = ("nemotron_h",)
+NO_ROPE = ("nemotron_h", "jamba")
 """Families whose attention knows no positions: the Mamba layers' states do."""
 
 
@@ -46,7 +46,9 @@ def _latent(fields: Fields) -> LatentAttention:
 
 def _linear(fields: Fields, family: str) -> Mixer:
     """What keeps a state instead of a cache."""
-    return nemotron_mamba(fields) if family == "nemotron_h" else _gated_delta(fields, family)
+    if family == "nemotron_h":
+        return nemotron_mamba(fields)
+    return jamba_mamba(fields) if family == "jamba" else _gated_delta(fields, family)
 
 
 def _gated_delta(fields: Fields, family: str) -> GatedDelta:
@@ -72,6 +74,9 @@ def _layer_kinds(fields: Fields, family: str, num_layers: int) -> list[str]:
     """As each family says it: by layer_types, by an interval, or by a switch and the first layer with a window."""
     if family == "nemotron_h":
         return nemotron_blocks(fields)
+    if family == "jamba":
+        has_cache = by_period(fields, "attn", num_layers)
+        return ["full_attention" if attends else "linear_attention" for attends in has_cache]
     if fields.get("layer_types"):
         return _layer_types(fields, family, num_layers)
     if family in HYBRIDS:

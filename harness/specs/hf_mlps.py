@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.specs.hf_fields import Fields
-from harness.specs.hf_mamba import nemotron_blocks
+from harness.specs.hf_mamba import by_period, nemotron_blocks
 from harness.specs.layer import Mlp
 from harness.specs.parts.absent import NoMlp
 from harness.specs.parts.mlp import Expert, GatedMlp, Moe, PlainMlp
@@ -89,6 +89,17 @@ def _nemotron_moe(fields: Fields) -> Moe:
     )  # fmt: skip
 
 
+def _jamba(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    """Experts in some layers, as wide as the dense ones' MLP; Jamba's small models have one expert, which is none."""
+    width = fields.count("intermediate_size")
+    dense = GatedMlp(intermediate_size=width, name="feed_forward")
+    if fields.count("num_experts") == 1:
+        return [dense] * num_layers
+    expert = GatedMlp(intermediate_size=width)
+    moe = _experts(fields, "num_experts", expert, names="feed_forward", router="router")
+    return [moe if experts else dense for experts in by_period(fields, "expert", num_layers)]
+
+
 def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     step, dense_at = fields.count_or("decoder_sparse_step", 1), fields.counts("mlp_only_layers")
     has_experts = [(index + 1) % step == 0 and index not in dense_at for index in range(num_layers)]
@@ -130,5 +141,6 @@ MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "nemotron_h": _nemotron,
+    "jamba": _jamba,
 }
 """By family: the MLPs of so many layers."""

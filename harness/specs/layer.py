@@ -14,12 +14,13 @@ from harness.specs.parts.absent import NoMixer, NoMlp
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.parts.latent_attention import LatentAttention
+from harness.specs.parts.mamba1 import Mamba1
 from harness.specs.parts.mamba2 import Mamba2
 from harness.specs.parts.mlp import GatedMlp, Moe, PlainMlp
 from harness.specs.parts.product import Product, Shape
 from harness.specs.parts.stacked_moe import StackedMoe
 
-Mixer = Annotated[Attention | LatentAttention | GatedDelta | Mamba2 | NoMixer, Field(discriminator="kind")]
+Mixer = Annotated[Attention | LatentAttention | GatedDelta | Mamba1 | Mamba2 | NoMixer, Field(discriminator="kind")]
 Mlp = Annotated[GatedMlp | PlainMlp | Moe | StackedMoe | NoMlp, Field(discriminator="kind")]
 
 

@@ -34,7 +34,7 @@ class ModelSpec(Frozen):
     rope_scaling: dict[str, Any] | None = None
     """As config.json gives it; null for plain rotary embeddings. Bytes do not depend on it, logits do."""
     rotary_frac: NonNegativeFloat = 1.0
-    """Part of each head that rotary embeddings turn; 0 where attention knows no positions (Nemotron-H)."""
+    """Part of each head that rotary embeddings turn; 0 where attention knows no positions (Nemotron-H, Jamba)."""
     dtype: str
     """Type of the weights as safetensors names it: BF16, F16, F32."""
     eos_token_ids: tuple[int, ...] = ()

@@ -48,6 +48,13 @@ def test_nemotron_h(changes: dict[str, Any]) -> None:
     compare(config, model_spec_from_hf(config.to_dict()))
 
 
+@pytest.mark.parametrize("changes", [{}, {"mamba_proj_bias": True, "mamba_conv_bias": False}], ids=["", "biases"])
+def test_jamba(changes: dict[str, Any]) -> None:
+    """transformers' default is Jamba v0.1."""
+    config = AutoConfig.for_model("jamba", dtype="bfloat16", **changes)
+    compare(config, model_spec_from_hf(config.to_dict()))
+
+
 def test_qwen3_5_moe() -> None:
     """transformers' default is the 35B-A3B."""
     config = AutoConfig.for_model("qwen3_5_moe_text", dtype="bfloat16")

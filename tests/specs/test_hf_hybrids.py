@@ -7,6 +7,7 @@ import pytest
 from harness.errors import ConfigError
 from harness.specs.hf_config import model_spec_from_hf
 from harness.specs.layout import model_tensors
+from harness.specs.parts.mamba1 import Mamba1
 from harness.specs.parts.mamba2 import Mamba2
 
 NEMOTRON = {
@@ -14,6 +15,12 @@ NEMOTRON = {
     "head_dim": 16, "mamba_num_heads": 4, "mamba_head_dim": 8, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "layer_norm_epsilon": 1e-5,
     "moe_shared_expert_intermediate_size": 40,
+}  # fmt: skip
+
+JAMBA = {
+    "model_type": "jamba", "num_hidden_layers": 8, "hidden_act": "silu", "attn_layer_period": 4, "attn_layer_offset": 2,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 4, "num_experts_per_tok": 2,
+    "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
 
@@ -94,3 +101,56 @@ def test_nemotron_hs_refusals_name_the_field(changes: dict[str, Any], field: str
         model_spec_from_hf(config(NEMOTRON, **changes), "some/config.json")
     assert "some/config.json" in fault.value.what
     assert fault.value.mend
+
+
+def test_jambas_layers_by_two_periods() -> None:
+    spec = model_spec_from_hf(config(JAMBA))
+    assert [layer.mixer.kind for layer in spec.layers] == ["mamba1", "mamba1", "attention", "mamba1"] * 2
+    assert [layer.mlp.kind for layer in spec.layers] == ["gated-mlp", "moe"] * 4
+    assert len(spec.kinds) == 3
+    assert (spec.rotary_frac, spec.final_norm) == (0.0, "final_layernorm")
+    with pytest.raises(ConfigError, match="plain dense"):
+        spec.dense()
+
+
+def test_jambas_checkpoint_has_names_of_its_own() -> None:
+    names = {tensor.name for tensor in model_tensors(model_spec_from_hf(config(JAMBA)))}
+    assert names >= {
+        "model.embed_tokens.weight", "model.final_layernorm.weight", "model.layers.0.pre_ff_layernorm.weight",
+        "model.layers.0.feed_forward.gate_proj.weight", "model.layers.0.mamba.x_proj.weight",
+        "model.layers.0.mamba.dt_proj.bias", "model.layers.0.mamba.A_log", "model.layers.0.mamba.b_layernorm.weight",
+        "model.layers.1.feed_forward.router.weight", "model.layers.1.feed_forward.experts.3.down_proj.weight",
+        "model.layers.2.self_attn.q_proj.weight",
+    }  # fmt: skip
+
+
+def test_a_jamba_of_one_expert_has_none() -> None:
+    spec = model_spec_from_hf(config(JAMBA, num_experts=1, num_experts_per_tok=1))
+    assert {layer.mlp.kind for layer in spec.layers} == {"gated-mlp"}
+
+
+def test_jambas_rank_is_a_sixteenth_of_the_hidden_size_where_it_is_left_to_be() -> None:
+    for given, rank in ((8, 8), ("auto", 5), (..., 5)):
+        mixer = model_spec_from_hf(config(JAMBA, mamba_dt_rank=given, hidden_size=72)).layers[0].mixer
+        assert isinstance(mixer, Mamba1)
+        assert (mixer.dt_rank, mixer.inner_size) == (rank, 144)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"attn_layer_period": 0}, "attn_layer_period"),
+        ({"attn_layer_offset": 4}, "attn_layer_offset"),
+        ({"expert_layer_offset": -1}, "expert_layer_offset"),
+        ({"expert_layer_offset": 2}, "expert_layer_offset"),
+        ({"num_experts_per_tok": 5}, "num_experts_per_tok"),
+        ({"mamba_dt_rank": "half"}, "mamba_dt_rank"),
+        ({"mamba_d_state": ...}, "mamba_d_state"),
+        ({"mamba_ssm_cache_dtype": "int8"}, "mamba_ssm_cache_dtype"),
+        ({"mamba_conv_bias": 1}, "mamba_conv_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)
+def test_jambas_refusals_name_the_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        model_spec_from_hf(config(JAMBA, **changes))

@@ -90,6 +90,7 @@ def test_a_checkpoint_without_any_known_place_is_refused_by_the_embeddings_name(
 
 def test_what_a_text_config_leaves_null_its_wrapper_says() -> None:
     text = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
-    said = {"dtype": "float16", "tie_word_embeddings": True}
-    spec = model_spec_from_hf({**said, "text_config": {**text, "dtype": None, "tie_word_embeddings": None}})
-    assert (spec.dtype, spec.tie_word_embeddings) == ("F16", True)
+    said = {"dtype": "float16", "tie_word_embeddings": True, "eos_token_id": 2}
+    left = {"dtype": None, "tie_word_embeddings": None, "eos_token_id": 7}
+    spec = model_spec_from_hf({**said, "text_config": {**text, **left}})
+    assert (spec.dtype, spec.tie_word_embeddings, spec.eos_token_ids) == ("F16", True, (7,))

@@ -100,7 +100,8 @@ class Moe(Routed):
     stacked: bool = False
     """Checkpoints keep gate and up of all experts in one tensor and down in another, without `.weight` to their names
     (Qwen3.5-MoE; what is quantized lies apart there too)."""
-    names: Literal["mlp", "block_sparse_moe", "mixer"] = "mlp"
+    router: Literal["gate", "router"] = "gate"
+    names: Literal["mlp", "block_sparse_moe", "mixer", "feed_forward"] = "mlp"
     """How checkpoints name it: Mixtral's experts are block_sparse_moe.experts.N.w1, w3, w2."""
 
     def products(self, hidden: int) -> list[Product]:
@@ -113,7 +114,7 @@ class Moe(Routed):
             yield from product.tensors()
         yield from self._stacks(hidden) if self.stacked else self._apart(hidden)
         if self.router_correction:
-            yield f"{self.names}.gate.e_score_correction_bias", (self.num_experts,)
+            yield f"{self.names}.{self.router}.e_score_correction_bias", (self.num_experts,)
 
     def read_frac(self, name: str) -> Fraction:
         """Part of a tensor of its own that one token reads: of the experts' together, the share that are chosen."""
@@ -131,7 +132,7 @@ class Moe(Routed):
         yield f"{self.names}.experts.down_proj", (self.num_experts, hidden, width)
 
     def _router(self, hidden: int) -> Product:
-        return Product(f"{self.names}.gate", self.num_experts, hidden)
+        return Product(f"{self.names}.{self.router}", self.num_experts, hidden)
 
     def _expert(self, hidden: int, index: int) -> list[Product]:
         at = f"{self.names}.experts.{index}"

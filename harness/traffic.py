@@ -27,12 +27,12 @@ from harness.specs.tensor import TensorMeta, dtype_bytes
 # Old checkpoints hold the rotary frequencies as a buffer; every engine computes them.
 _NOT_READ = re.compile(r"rotary_emb\.inv_freq$")
 
-# What stands for `weight`, or beside it, in GPTQ and AWQ (first line), compressed-tensors, and fp8 checkpoints. All of
-# it is read with the weight: packed int32, zero points and scales count as they lie in the file.
+# What stands for `weight`, or beside it, in GPTQ and AWQ (first line), compressed-tensors, fp8 and nvfp4 checkpoints.
+# All of it is read with the weight: packed int32, zero points and scales count as they lie in the file.
 _PACKED_PARTS = {
     "qweight", "qzeros", "scales", "g_idx",
     "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
-    "weight_scale_inv", "input_scale", "input_global_scale", "k_scale", "v_scale",
+    "weight_scale_inv", "weight_scale_2", "input_scale", "input_global_scale", "k_scale", "v_scale",
 }  # fmt: skip
 
 

@@ -131,7 +131,9 @@ def test_qwen3_5_35b_a3b_reads_eight_of_256_stacked_experts() -> None:
 
 def test_experts_in_stacks_are_the_same_bytes_as_apart() -> None:
     stacked = model_spec_from_hf({**QWEN3_5_35B_A3B, "num_hidden_layers": 4})
-    apart = as_in_checkpoint(stacked, {"model.layers.0.mlp.experts.0.up_proj.weight"})
+    names = {"model.layers.0.mlp.experts.0.up_proj.weight", "mtp.layers.0.mlp.experts.gate_up_proj"}
+    apart = as_in_checkpoint(stacked, names)
     assert "model.layers.0.mlp.experts.gate_up_proj" in {tensor.name for tensor in model_tensors(stacked)}
     assert "model.layers.0.mlp.experts.255.up_proj.weight" in {tensor.name for tensor in model_tensors(apart)}
     assert traffic_of(stacked) == traffic_of(apart)
+    assert as_in_checkpoint(apart, {"model.layers.0.mlp.experts.gate_up_proj"}) == stacked

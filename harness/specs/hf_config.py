@@ -17,14 +17,16 @@ from harness.specs.model import ModelSpec
 _GEMMA_NORMS = (
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
 )  # fmt: skip
+_JAMBA_NORMS = ("input_layernorm", "pre_ff_layernorm")
 _NORMS = {
     "gemma2": _GEMMA_NORMS, "gemma3": _GEMMA_NORMS, "nemotron_h": ("norm",),
-    "jamba": ("input_layernorm", "pre_ff_layernorm"),
+    "jamba": _JAMBA_NORMS, "bamba": _JAMBA_NORMS,
 }  # fmt: skip
 """Of a layer, where they are not the usual two."""
 _NAMES = {
     "nemotron_h": {"tensor_prefix": "backbone.", "embedding": "embeddings", "final_norm": "norm_f"},
     "jamba": {"final_norm": "final_layernorm"},
+    "bamba": {"final_norm": "final_layernorm"},
 }
 """Of tensors outside the layers, where they are not the usual ones."""
 _ACTIVATIONS = {
@@ -142,7 +144,7 @@ def _rope(fields: Fields, family: str) -> tuple[float, float, dict[str, Any] | N
     given = given.get("full_attention", given) if isinstance(given, Mapping) else given
     if not isinstance(given, Mapping):
         raise fields.fault(f"rope_parameters (rope_scaling) is {given}", "it must be an object")
-    defaults = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25 if family in HYBRIDS else 1.0}
+    defaults = {"rope_theta": 10000.0, "partial_rotary_factor": _rotary_frac(family)}
     single = {key: fields.get(key, default) for key, default in defaults.items()}
     parameters = {**single, **given}
     both = Fields(parameters, fields.source)
@@ -153,6 +155,11 @@ def _rope(fields: Fields, family: str) -> tuple[float, float, dict[str, Any] | N
         del parameters[key]
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     return theta, rotary_frac, None if kind == "default" else parameters
+
+
+def _rotary_frac(family: str) -> float:
+    """transformers' default."""
+    return 0.25 if family in HYBRIDS else 0.5 if family == "bamba" else 1.0
 
 
 def _token_ids(fields: Fields) -> tuple[int, ...]:

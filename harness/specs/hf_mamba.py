@@ -14,6 +14,17 @@ _BLOCKS = {
 """What Nemotron-H's layers are called: letters in hybrid_override_pattern, words in layers_block_type, of which
 transformers 5 renamed two."""
 
+_MAMBA2_FIELDS = {
+    "nemotron_h": (
+        "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "use_bias", "use_conv_bias",
+    ),
+    "bamba": (
+        "mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups", "mamba_d_conv", "mamba_proj_bias",
+        "mamba_conv_bias",
+    ),
+}  # fmt: skip
+"""Heads, width of a head, state, groups, kernel, biases of the projections and of the convolution."""
+
 
 def nemotron_blocks(fields: Fields) -> list[str]:
     """The one part of each layer."""
@@ -27,27 +38,37 @@ def nemotron_blocks(fields: Fields) -> list[str]:
     return [_BLOCKS[block] for block in given]
 
 
-def nemotron_mamba(fields: Fields) -> Mamba2:
-    """The state's type is the config's, else fp32: transformers' default for the family, and vLLM's
-    (NemotronHForCausalLMConfig: "only float32 is known to have no accuracy issues")."""
+def mamba2(fields: Fields, family: str) -> Mamba2:
+    """The state's type is the config's, else fp32: transformers' default for Nemotron-H, and vLLM's
+    (NemotronHForCausalLMConfig: "only float32 is known to have no accuracy issues"); vLLM keeps Bamba's in the model's
+    type unless told otherwise."""
     fields.only("mamba_hidden_act", (None, "silu"), "only silu is modelled")
+    heads, head_dim, state, groups, kernel, bias, conv_bias = _MAMBA2_FIELDS[family]
     mamba = Mamba2(
-        num_heads=fields.count("mamba_num_heads"),
-        head_dim=fields.count("mamba_head_dim"),
-        state_size=fields.count("ssm_state_size"),
-        num_groups=fields.count("n_groups"),
-        conv_kernel=fields.count("conv_kernel"),
+        num_heads=fields.count(heads),
+        head_dim=fields.count(head_dim),
+        state_size=fields.count(state),
+        num_groups=fields.count(groups),
+        conv_kernel=fields.count(kernel),
         state_dtype=fields.dtype("mamba_ssm_cache_dtype", default="float32"),
-        bias=fields.flag("use_bias", default=False),
-        conv_bias=fields.flag("use_conv_bias", default=True),
-        name="mixer",
+        bias=fields.flag(bias, default=False),
+        conv_bias=fields.flag(conv_bias, default=True),
+        name="mixer" if family == "nemotron_h" else "mamba",
     )
     if mamba.num_heads % mamba.num_groups:
         raise fields.fault(
-            f"mamba_num_heads {mamba.num_heads} is not a multiple of n_groups {mamba.num_groups}",
+            f"{heads} {mamba.num_heads} is not a multiple of {groups} {mamba.num_groups}",
             "the heads of a group share B and C",
         )
     return mamba
+
+
+def bamba_layers(fields: Fields, num_layers: int) -> list[str]:
+    """Those of attn_layer_indices have a cache."""
+    with_cache = fields.counts("attn_layer_indices")
+    if not all(0 <= index < num_layers for index in with_cache):
+        raise fields.fault(f"attn_layer_indices is {list(with_cache)}", f"each from 0 to {num_layers - 1}")
+    return ["full_attention" if index in with_cache else "linear_attention" for index in range(num_layers)]
 
 
 def by_period(fields: Fields, name: str, num_layers: int) -> list[bool]:

@@ -1,7 +1,7 @@
 """The mixer of each layer as a config.json has it: attention with or without a window, the gated delta rule, Mamba."""
 
 from harness.specs.hf_fields import Fields
-from harness.specs.hf_mamba import by_period, jamba_mamba, nemotron_blocks, nemotron_mamba
+from harness.specs.hf_mamba import bamba_layers, by_period, jamba_mamba, mamba2, nemotron_blocks
 from harness.specs.layer import Mixer
 from harness.specs.parts.absent import NoMixer
 from harness.specs.parts.attention import Attention
@@ -46,8 +46,8 @@ def _latent(fields: Fields) -> LatentAttention:
 
 def _linear(fields: Fields, family: str) -> Mixer:
     """What keeps a state instead of a cache."""
-    if family == "nemotron_h":
-        return nemotron_mamba(fields)
+    if family in ("nemotron_h", "bamba"):
+        return mamba2(fields, family)
     return jamba_mamba(fields) if family == "jamba" else _gated_delta(fields, family)
 
 
@@ -74,6 +74,8 @@ def _layer_kinds(fields: Fields, family: str, num_layers: int) -> list[str]:
     """As each family says it: by layer_types, by an interval, or by a switch and the first layer with a window."""
     if family == "nemotron_h":
         return nemotron_blocks(fields)
+    if family == "bamba":
+        return bamba_layers(fields, num_layers)
     if family == "jamba":
         has_cache = by_period(fields, "attn", num_layers)
         return ["full_attention" if attends else "linear_attention" for attends in has_cache]

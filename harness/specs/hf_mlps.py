@@ -89,6 +89,11 @@ def _nemotron_moe(fields: Fields) -> Moe:
     )  # fmt: skip
 
 
+def _bamba(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    bias = fields.flag("mlp_bias", default=False)
+    return [GatedMlp(intermediate_size=fields.count("intermediate_size"), bias=bias, name="feed_forward")] * num_layers
+
+
 def _jamba(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     """Experts in some layers, as wide as the dense ones' MLP; Jamba's small models have one expert, which is none."""
     width = fields.count("intermediate_size")
@@ -142,5 +147,6 @@ MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "gemma3": _gemma,
     "nemotron_h": _nemotron,
     "jamba": _jamba,
+    "bamba": _bamba,
 }
 """By family: the MLPs of so many layers."""

@@ -44,7 +44,8 @@ def as_in_checkpoint(spec: ModelSpec, names: Set[str]) -> ModelSpec:
     """
     places = (spec.tensor_prefix, *_PLACES)
     prefix = next((place for place in places if f"{place}{spec.embedding}.weight" in names), spec.tensor_prefix)
-    stacked = any(name.endswith(".experts.gate_up_proj") for name in names)
+    # Of the model itself: its draft head's experts may lie the other way.
+    stacked = any(name.startswith(f"{prefix}layers.") and name.endswith(".experts.gate_up_proj") for name in names)
     kinds = tuple(_with_experts(kind, stacked) for kind in spec.kinds)
     return spec.model_copy(update={"tensor_prefix": prefix, "lm_head": _PLACES[prefix], "kinds": kinds})
 

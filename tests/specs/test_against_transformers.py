@@ -55,6 +55,14 @@ def test_jamba(changes: dict[str, Any]) -> None:
     compare(config, model_spec_from_hf(config.to_dict()))
 
 
+@pytest.mark.parametrize(
+    "changes", [{"attn_layer_indices": [9, 18, 27]}, {"attention_bias": True, "mlp_bias": True, "mamba_n_groups": 2}]
+)
+def test_bamba(changes: dict[str, Any]) -> None:
+    config = AutoConfig.for_model("bamba", dtype="bfloat16", **changes)
+    compare(config, model_spec_from_hf(config.to_dict()))
+
+
 def test_qwen3_5_moe() -> None:
     """transformers' default is the 35B-A3B."""
     config = AutoConfig.for_model("qwen3_5_moe_text", dtype="bfloat16")

@@ -23,6 +23,12 @@ JAMBA = {
     "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 
+BAMBA = {
+    "model_type": "bamba", "num_hidden_layers": 4, "hidden_act": "silu", "attn_layer_indices": [2],
+    "mamba_n_heads": 16, "mamba_d_head": 8, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_d_conv": 4,
+    "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
 
 def config(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A family's small model, fields changed or (...) left out."""
@@ -154,3 +160,29 @@ def test_jambas_rank_is_a_sixteenth_of_the_hidden_size_where_it_is_left_to_be() 
 def test_jambas_refusals_name_the_field(changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ConfigError, match=field):
         model_spec_from_hf(config(JAMBA, **changes))
+
+
+def test_bambas_layers_by_the_indices_of_those_with_a_cache() -> None:
+    spec = model_spec_from_hf(config(BAMBA))
+    assert [layer.mixer.kind for layer in spec.layers] == ["mamba2", "mamba2", "attention", "mamba2"]
+    assert (spec.rotary_frac, spec.final_norm) == (0.5, "final_layernorm")
+    names = {tensor.name for tensor in model_tensors(spec)}
+    assert names >= {
+        "model.layers.0.mamba.in_proj.weight", "model.layers.0.mamba.D", "model.layers.0.pre_ff_layernorm.weight",
+        "model.layers.2.self_attn.o_proj.weight", "model.layers.2.feed_forward.up_proj.weight",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"attn_layer_indices": [4]}, "attn_layer_indices"),
+        ({"attn_layer_indices": [-1]}, "attn_layer_indices"),
+        ({"attn_layer_indices": "2"}, "attn_layer_indices"),
+        ({"mamba_d_head": "auto"}, "mamba_d_head"),
+        ({"mamba_n_groups": 3}, "mamba_n_groups"),
+    ],
+)
+def test_bambas_refusals_name_the_field(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ConfigError, match=field):
+        model_spec_from_hf(config(BAMBA, **changes))

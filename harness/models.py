@@ -9,7 +9,7 @@ from harness.checkpoint import open_checkpoint
 from harness.errors import ConfigError
 from harness.resources import cache_dir, config_names, find_config
 from harness.specs.hf_config import model_spec_from_hf
-from harness.specs.layout import model_tensors
+from harness.specs.layout import as_in_checkpoint, model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
 
@@ -44,7 +44,8 @@ def resolve_model(name: str) -> ResolvedModel:
                 "give the checkpoint's folder: what is packed how stands in its headers",
             )
         return ResolvedModel(name, spec, None, tuple(model_tensors(spec)), "config")
-    return ResolvedModel(name, spec, weights, tuple(open_checkpoint(weights).tensors), "headers")
+    tensors = open_checkpoint(weights).tensors
+    return ResolvedModel(name, as_in_checkpoint(spec, {t.name for t in tensors}), weights, tensors, "headers")
 
 
 def model_names() -> list[str]:

@@ -20,7 +20,7 @@ from fractions import Fraction
 from typing import Literal
 
 from harness.errors import CheckpointError
-from harness.specs.layout import EMBEDDING, LM_HEAD
+from harness.specs.layout import embedding_name, final_norm_name, head_name
 from harness.specs.model import ModelSpec
 from harness.specs.parts.mlp import Routed
 from harness.specs.step import DecodeTraffic, RoutedExperts, SlidingCache
@@ -29,12 +29,12 @@ from harness.specs.tensor import TensorMeta, dtype_bytes
 # Old checkpoints hold the rotary frequencies as a buffer; every engine computes them.
 _NOT_READ = re.compile(r"rotary_emb\.inv_freq$")
 
-# What stands for `weight`, or beside it, in GPTQ and AWQ (first line), compressed-tensors, and fp8 checkpoints. All of
-# it is read with the weight: packed int32, zero points and scales count as they lie in the file.
+# What stands for `weight`, or beside it, in GPTQ and AWQ (first line), compressed-tensors, fp8 and nvfp4 checkpoints.
+# All of it is read with the weight: packed int32, zero points and scales count as they lie in the file.
 _PACKED_PARTS = {
     "qweight", "qzeros", "scales", "g_idx",
     "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "weight_global_scale",
-    "weight_scale_inv", "input_scale", "input_global_scale", "k_scale", "v_scale",
+    "weight_scale_inv", "weight_scale_2", "input_scale", "input_global_scale", "k_scale", "v_scale",
 }  # fmt: skip
 
 
@@ -48,13 +48,13 @@ def decode_traffic(
 
     Raises CheckpointError for a tensor that belongs to no known part, and for a missing embedding.
     """
-    embedding = _find(tensors, spec.tensor_prefix + EMBEDDING)
+    embedding = _find(tensors, embedding_name(spec))
     if embedding is None:
         raise CheckpointError(
-            f"no tensor {spec.tensor_prefix + EMBEDDING!r} among {len(tensors)}",
+            f"no tensor {embedding_name(spec)!r} among {len(tensors)}",
             "check that config.json and weights belong together",
         )
-    head = embedding if spec.tie_word_embeddings else _find(tensors, LM_HEAD) or embedding
+    head = embedding if spec.tie_word_embeddings else _find(tensors, head_name(spec)) or embedding
     read = _read_fracs(spec)
     parts = [(tensor, _read_frac(tensor, spec, read)) for tensor in tensors]
     body = sum(tensor.num_bytes * frac for tensor, frac in parts if frac)
@@ -134,7 +134,7 @@ def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:
 
 def _read_fracs(spec: ModelSpec) -> dict[str, Fraction]:
     """What part of each tensor one token reads, for the tensors of the layers and the final norm."""
-    fracs = {f"{spec.tensor_prefix}norm.weight": Fraction(1)}
+    fracs = {final_norm_name(spec): Fraction(1)}
     for index, layer in enumerate(spec.layers):
         at = f"{spec.tensor_prefix}layers.{index}."
         fracs |= {at + name: layer.mlp.read_frac(name) for name, _ in layer.tensors(spec.hidden_size)}
@@ -153,7 +153,7 @@ def packed_weight(name: str) -> str:
 def _read_frac(tensor: TensorMeta, spec: ModelSpec, known: Mapping[str, Fraction]) -> Fraction:
     """0 for the embedding and the head, which are counted apart, for what every engine computes anew, and for towers
     and drafts that decoding does not use."""
-    if tensor.name in (spec.tensor_prefix + EMBEDDING, LM_HEAD) or _NOT_READ.search(tensor.name):
+    if tensor.name in (embedding_name(spec), head_name(spec)) or _NOT_READ.search(tensor.name):
         return Fraction(0)
     if tensor.name.startswith(spec.not_read):
         return Fraction(0)

@@ -361,6 +361,17 @@ def packed(spec_: ModelSpec, parts: dict[str, tuple[str, tuple[int, ...]]]) -> l
             96 * 8 * 4 + 3 * 8 * 4 + 3 * 64 * 2,
         ),
         ("fp8", {"weight": ("F8_E4M3", (64, 96)), "weight_scale_inv": ("F32", (1, 1))}, 64 * 96 + 4),
+        # nvfp4: two values a byte, an fp8 scale for each 16 of them, one more for all
+        (
+            "modelopt",
+            {
+                "weight": ("U8", (64, 48)),
+                "weight_scale": ("F8_E4M3", (64, 6)),
+                "weight_scale_2": ("F32", ()),
+                "input_scale": ("F32", ()),
+            },
+            64 * 48 + 64 * 6 + 2 * 4,
+        ),
         (
             "compressed-tensors",
             {"weight_packed": ("I32", (64, 12)), "weight_scale": ("BF16", (64, 3)), "weight_shape": ("I64", (2,))},

@@ -182,6 +182,13 @@ def test_a_bound_belongs_to_the_band_above_it(util: float, verdict: str) -> None
     assert judge(measured(util_frac=util)).verdict == verdict
 
 
+def test_faster_than_memory_can_be_read_is_invalid_whatever_else_is_known() -> None:
+    """Traffic of a whole device over the peak of one of its two dies read 303 %."""
+    found = judge(measured(util_frac=3.03, cache_bytes=None, probe_buffer_bytes=None))
+    assert found.verdict == "invalid"
+    assert "3.030 is above 1" in found.reason
+
+
 def test_a_roof_that_moved_is_unstable_and_the_difference_is_named() -> None:
     found = judge(measured(roof_uncertainty_frac=0.2))
     assert found.verdict == "unstable"

@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from math import ceil, prod
 
 from harness.errors import ConfigError
-from harness.specs.layer import LayerKind
-from harness.specs.layout import EMBEDDING, LM_HEAD
+from harness.specs.layer import LayerKind, Mixer, Mlp
+from harness.specs.layout import embedding_name, head_name
 from harness.specs.model import ModelSpec
+from harness.specs.parts.absent import NoMixer, NoMlp
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
-from harness.specs.parts.latent_attention import LatentAttention
-from harness.specs.parts.mlp import GatedMlp, Moe
-from harness.specs.parts.stacked_moe import StackedMoe
+from harness.specs.parts.mamba1 import Mamba1
+from harness.specs.parts.mamba2 import Mamba2
+from harness.specs.parts.mlp import Moe
 from harness.specs.tensor import TensorMeta, dtype_bytes
 from harness.traffic import packed_weight
 
@@ -63,7 +64,7 @@ def _num_values(spec: ModelSpec) -> dict[str, int]:
     by_kind = [{name: prod(shape) for name, shape in kind.tensors(spec.hidden_size)} for kind in spec.kinds]
     at_layer = [(f"{spec.tensor_prefix}layers.{index}.", by_kind[kind]) for index, kind in enumerate(spec.pattern)]
     values = {at + name: count for at, kind in at_layer for name, count in kind.items()}
-    outside = dict.fromkeys((spec.tensor_prefix + EMBEDDING, LM_HEAD), spec.vocab_size * spec.hidden_size)
+    outside = dict.fromkeys((embedding_name(spec), head_name(spec)), spec.vocab_size * spec.hidden_size)
     return values | outside
 
 
@@ -77,9 +78,11 @@ def collectives_floor_s(spec: ModelSpec, batch: int, num_ranks: int, link_bytes_
     return ALL_REDUCES_A_LAYER * spec.num_layers * sent / link_bytes_per_s
 
 
-def _rank_mixer(
-    mixer: Attention | LatentAttention | GatedDelta, num_ranks: int
-) -> Attention | LatentAttention | GatedDelta:
+def _rank_mixer(mixer: Mixer, num_ranks: int) -> Mixer:
+    if isinstance(mixer, NoMixer):
+        return mixer
+    if isinstance(mixer, Mamba1 | Mamba2):
+        raise ConfigError(f"how {mixer.kind} layers are shared out is not modelled", "plan one device")
     if isinstance(mixer, GatedDelta):
         heads = {"num_key_heads": mixer.num_key_heads, "num_value_heads": mixer.num_value_heads}
         return mixer.model_copy(update={name: _share(count, num_ranks) for name, count in heads.items()})
@@ -90,7 +93,9 @@ def _rank_mixer(
     return mixer.model_copy(update=update)
 
 
-def _rank_mlp(mlp: GatedMlp | Moe | StackedMoe, num_ranks: int) -> GatedMlp | Moe | StackedMoe:
+def _rank_mlp(mlp: Mlp, num_ranks: int) -> Mlp:
+    if isinstance(mlp, NoMlp):
+        return mlp
     if not isinstance(mlp, Moe):
         return mlp.model_copy(update={"intermediate_size": ceil(mlp.intermediate_size / num_ranks)})
     shared = None if mlp.shared is None else _rank_mlp(mlp.shared, num_ranks)

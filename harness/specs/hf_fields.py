@@ -30,9 +30,9 @@ class Fields:
             raise self.fault(f"{key} {found}", f"it must be a whole number of at least {least} for {family}")
         return value
 
-    def count_or(self, key: str, default: int) -> int:
+    def count_or(self, key: str, default: int, least: int = 1) -> int:
         """A whole number; null or absent means `default`."""
-        return default if self._config.get(key) is None else self.count(key)
+        return default if self._config.get(key) is None else self.count(key, least)
 
     def number(self, key: str) -> float:
         """A finite number above 0."""

@@ -1,18 +1,21 @@
-"""The mixer of each layer as a config.json has it: attention with or without a window, or the gated delta rule."""
+"""The mixer of each layer as a config.json has it: attention with or without a window, the gated delta rule, Mamba."""
 
 from harness.specs.hf_fields import Fields
+from harness.specs.hf_mamba import bamba_layers, by_period, jamba_mamba, mamba2, nemotron_blocks
+from harness.specs.layer import Mixer
+from harness.specs.parts.absent import NoMixer
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.parts.latent_attention import LatentAttention
 
-HYBRIDS = ("qwen3_next", "qwen3_5")
+HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
 """Families with gated delta rule layers."""
 
 GEMMAS = ("gemma2", "gemma3")
 LATENT = ("deepseek_v2", "deepseek_v3")
 """Families whose cache is a latent vector."""
-
-Mixer = Attention | LatentAttention | GatedDelta
+NO_ROPE = ("nemotron_h", "jamba")
+"""Families whose attention knows no positions: the Mamba layers' states do."""
 
 
 def layer_mixers(fields: Fields, family: str, num_layers: int) -> list[Mixer]:
@@ -21,11 +24,11 @@ def layer_mixers(fields: Fields, family: str, num_layers: int) -> list[Mixer]:
         return [_latent(fields)] * num_layers
     full = _attention(fields, family)
     kinds = _layer_kinds(fields, family, num_layers)
-    mixers: dict[str, Mixer] = {"full_attention": full}
+    mixers: dict[str, Mixer] = {"full_attention": full, "mlp": NoMixer(), "moe": NoMixer()}
     if "sliding_attention" in kinds:
         mixers["sliding_attention"] = full.model_copy(update={"window": fields.count("sliding_window")})
     if "linear_attention" in kinds:
-        mixers["linear_attention"] = _gated_delta(fields, family)
+        mixers["linear_attention"] = _linear(fields, family)
     return [mixers[kind] for kind in kinds]
 
 
@@ -39,6 +42,13 @@ def _latent(fields: Fields) -> LatentAttention:
         qk_rope_head_dim=fields.count("qk_rope_head_dim"),
         v_head_dim=fields.count("v_head_dim"),
     )
+
+
+def _linear(fields: Fields, family: str) -> Mixer:
+    """What keeps a state instead of a cache."""
+    if family in ("nemotron_h", "bamba"):
+        return mamba2(fields, family)
+    return jamba_mamba(fields) if family == "jamba" else _gated_delta(fields, family)
 
 
 def _gated_delta(fields: Fields, family: str) -> GatedDelta:
@@ -62,6 +72,13 @@ def _gated_delta(fields: Fields, family: str) -> GatedDelta:
 
 def _layer_kinds(fields: Fields, family: str, num_layers: int) -> list[str]:
     """As each family says it: by layer_types, by an interval, or by a switch and the first layer with a window."""
+    if family == "nemotron_h":
+        return nemotron_blocks(fields)
+    if family == "bamba":
+        return bamba_layers(fields, num_layers)
+    if family == "jamba":
+        has_cache = by_period(fields, "attn", num_layers)
+        return ["full_attention" if attends else "linear_attention" for attends in has_cache]
     if fields.get("layer_types"):
         return _layer_types(fields, family, num_layers)
     if family in HYBRIDS:
@@ -96,6 +113,9 @@ def _layer_types(fields: Fields, family: str, num_layers: int) -> list[str]:
 
 def _attention(fields: Fields, family: str) -> Attention:
     """Query, key and value have biases in Qwen2 whatever its config says; attention_bias is for all four."""
+    if family == "nemotron_h":
+        fields.only("attention_bias", (None, False), "attention with biases is not modelled for Nemotron-H")
+        fields.only("sliding_window", (None,), "a window is not modelled for Nemotron-H")
     heads = fields.count("num_attention_heads")
     bias = fields.flag("attention_bias", default=family == "gpt_oss")
     return Attention(
@@ -107,6 +127,7 @@ def _attention(fields: Fields, family: str) -> Attention:
         qk_norm=family.startswith("qwen3") or family == "gemma3",
         sinks=family == "gpt_oss",
         output_gate=family in HYBRIDS and fields.flag("attn_output_gate", default=True),
+        name="mixer" if family == "nemotron_h" else "self_attn",
     )
 
 
@@ -125,8 +146,8 @@ def _head_dim(fields: Fields, family: str, heads: int) -> int:
     """Even: rotary embeddings turn pairs of dimensions."""
     hidden = fields.count("hidden_size")
     if fields.get("head_dim") is None:
-        # transformers' default is 128 in Qwen3 and hidden_size / heads in the others: do not guess
-        if family.startswith("qwen3") or family in GEMMAS:
+        # transformers' default is 128 in Qwen3 and Nemotron-H and hidden_size / heads in the others: do not guess
+        if family.startswith("qwen3") or family in (*GEMMAS, "nemotron_h"):
             raise fields.fault("head_dim is missing", f"{family} needs it: it is not hidden_size / num_attention_heads")
         if hidden % heads:
             raise fields.fault(f"head_dim is missing, and {hidden} / {heads} heads is no whole number", "add head_dim")

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.specs.hf_fields import Fields
-from harness.specs.parts.mlp import GatedMlp, Moe
+from harness.specs.hf_mamba import by_period, nemotron_blocks
+from harness.specs.layer import Mlp
+from harness.specs.parts.absent import NoMlp
+from harness.specs.parts.mlp import Expert, GatedMlp, Moe, PlainMlp
 from harness.specs.parts.stacked_moe import StackedMoe
 
 MAX_EXPERTS = 1_000_000
 """In all layers: each one's tensors are listed one by one, and a hostile count must not take the memory."""
-
-Mlp = GatedMlp | Moe | StackedMoe
 
 
 def _dense(fields: Fields, num_layers: int) -> Sequence[Mlp]:
@@ -35,11 +36,13 @@ def _qwen_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
 
 
 def _qwen2_moe(fields: Fields, num_layers: int) -> Sequence[Mlp]:
-    """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next)."""
+    """As Qwen3-MoE, with a shared expert behind a gate (also Qwen3-Next and, in stacks, Qwen3.5-MoE)."""
+    stacked = fields.get("model_type") in ("qwen3_5_moe", "qwen3_5_moe_text")
     expert = GatedMlp(intermediate_size=fields.count("moe_intermediate_size"))
     shared = GatedMlp(intermediate_size=fields.count("shared_expert_intermediate_size"))
     moe = _experts(
-        fields, "num_experts", expert, shared=shared, shared_gate=True, normalized=_normalized(fields)
+        fields, "num_experts", expert, shared=shared, shared_gate=True, stacked=stacked,
+        normalized=_normalized(fields),
     )  # fmt: skip
     return _sparse(fields, num_layers, moe)
 
@@ -70,6 +73,45 @@ def _gpt_oss(fields: Fields, num_layers: int) -> Sequence[Mlp]:
     return [StackedMoe(num_experts=num_experts, experts_per_token=chosen, intermediate_size=width)] * num_layers
 
 
+def _nemotron(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    """A layer is either an MLP, with experts or without, or a mixer."""
+    fields.only("mlp_bias", (None, False), "MLPs with biases are not modelled for Nemotron-H")
+    blocks = nemotron_blocks(fields)
+    mlps: dict[str, Mlp] = {}
+    if "mlp" in blocks:
+        mlps["mlp"] = PlainMlp(intermediate_size=fields.count("intermediate_size"), name="mixer")
+    if "moe" in blocks:
+        mlps["moe"] = _nemotron_moe(fields)
+    return [mlps.get(block, NoMlp()) for block in blocks]
+
+
+def _nemotron_moe(fields: Fields) -> Moe:
+    fields.only("n_shared_experts", (None, 1), "one shared expert is modelled for Nemotron-H")
+    latent = None if fields.get("moe_latent_size") is None else fields.count("moe_latent_size")
+    expert = PlainMlp(intermediate_size=fields.count("moe_intermediate_size"))
+    shared = PlainMlp(intermediate_size=fields.count("moe_shared_expert_intermediate_size"))
+    return _experts(
+        fields, "n_routed_experts", expert, shared=shared, shared_name="shared_experts", router_correction=True,
+        latent_size=latent, names="mixer",
+    )  # fmt: skip
+
+
+def _bamba(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    bias = fields.flag("mlp_bias", default=False)
+    return [GatedMlp(intermediate_size=fields.count("intermediate_size"), bias=bias, name="feed_forward")] * num_layers
+
+
+def _jamba(fields: Fields, num_layers: int) -> Sequence[Mlp]:
+    """Experts in some layers, as wide as the dense ones' MLP; Jamba's small models have one expert, which is none."""
+    width = fields.count("intermediate_size")
+    dense = GatedMlp(intermediate_size=width, name="feed_forward")
+    if fields.count("num_experts") == 1:
+        return [dense] * num_layers
+    expert = GatedMlp(intermediate_size=width)
+    moe = _experts(fields, "num_experts", expert, names="feed_forward", router="router")
+    return [moe if experts else dense for experts in by_period(fields, "expert", num_layers)]
+
+
 def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     step, dense_at = fields.count_or("decoder_sparse_step", 1), fields.counts("mlp_only_layers")
     has_experts = [(index + 1) % step == 0 and index not in dense_at for index in range(num_layers)]
@@ -79,7 +121,7 @@ def _sparse(fields: Fields, num_layers: int, moe: Moe) -> Sequence[Mlp]:
     return [moe if experts else dense for experts in has_experts]
 
 
-def _experts(fields: Fields, key: str, expert: GatedMlp, **more: Any) -> Moe:
+def _experts(fields: Fields, key: str, expert: Expert, **more: Any) -> Moe:
     num_experts, chosen = _num_experts(fields, key)
     return Moe(num_experts=num_experts, experts_per_token=chosen, expert=expert, **more)
 
@@ -105,10 +147,14 @@ MLPS: dict[str, Callable[[Fields, int], Sequence[Mlp]]] = {
     "qwen3_moe": _qwen_moe,
     "qwen3_next": _qwen2_moe,
     "qwen3_5": _dense,
+    "qwen3_5_moe": _qwen2_moe,
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_oss": _gpt_oss,
     "gemma2": _gemma,
     "gemma3": _gemma,
+    "nemotron_h": _nemotron,
+    "jamba": _jamba,
+    "bamba": _bamba,
 }
 """By family: the MLPs of so many layers."""

@@ -6,7 +6,7 @@
 
 from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from harness.errors import ConfigError
 from harness.specs.base import Frozen
@@ -35,13 +35,17 @@ class ModelSpec(Frozen):
     rope_theta: PositiveFloat
     rope_scaling: dict[str, Any] | None = None
     """As config.json gives it; null for plain rotary embeddings. Bytes do not depend on it, logits do."""
-    rotary_frac: PositiveFloat = 1.0
-    """Part of each head that rotary embeddings turn."""
+    rotary_frac: NonNegativeFloat = 1.0
+    """Part of each head that rotary embeddings turn; 0 where attention knows no positions (Nemotron-H, Jamba)."""
     dtype: str
     """Type of the weights as safetensors names it: BF16, F16, F32."""
     eos_token_ids: tuple[int, ...] = ()
     tensor_prefix: str = "model."
-    """What stands before `layers.0...` in the checkpoint's tensor names."""
+    """What stands before `layers.0...` in the checkpoint's tensor names, and before these two:"""
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    lm_head: str = "lm_head"
+    """The output head's whole name; some wrappers keep it within their text model."""
     quantization: str | None = None
     """How the weights were packed or scaled (gptq, awq, fp8, compressed-tensors); null: they are of `dtype`."""
     not_read: tuple[str, ...] = ()
@@ -67,10 +71,11 @@ class ModelSpec(Frozen):
         alike = len(self.kinds) == 1 and self.rotary_frac == 1.0 and self.quantization is None
         plain = isinstance(mixer, Attention) and mixer.window is None and not (mixer.output_gate or mixer.sinks)
         silu = isinstance(mlp, GatedMlp) and mlp.activation == "silu"
-        if not (alike and plain and silu) or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
+        usual = alike and self.lm_head == "lm_head"
+        if not (usual and plain and silu) or not isinstance(mixer, Attention) or not isinstance(mlp, GatedMlp):
             raise ConfigError(
                 f"this {self.model_type} is not plain dense: its layers differ, or have experts, a window, a gate or"
-                " another activation than silu, or it is quantized",
+                " another activation than silu, or it is quantized, or a wrapper keeps its output head",
                 "this command runs dense models in this version; `harness plan` knows this one's bytes",
             )
         return mixer, mlp

@@ -88,6 +88,14 @@ def test_shapes_of_qwen3_0_6b_count_the_calls_of_a_token() -> None:
     assert shapes[151936, 1024].calls_per_token == 1
 
 
+def test_a_shapes_rate_is_its_own_bytes_over_its_own_time() -> None:
+    """A large shape's bytes over the mean time of all shapes were reported as a rate above the memory's."""
+    small, large = row("fast"), row("fast").model_copy(update={"read_bytes": 9000})
+    for of, call_s, rate in ((small, 2e-3, 0.5e6), (large, 9e-3, 1e6)):
+        (found,) = judge_shape([of], {"fast": [call_s] * 4}, [1e6] * 4, "torch")
+        assert (found.read_bytes_per_s, found.probe_frac) == pytest.approx((rate, rate / 1e6))
+
+
 def test_one_wild_sample_moves_no_median() -> None:
     calls = [1e-3] * 15 + [1.0]
     rates = [1e6] * 15 + [1e9]

@@ -92,6 +92,7 @@ def test_every_backend_on_every_shape(model: Path, tmp_path: Path) -> None:
     assert {row.role for row in rows} == {"q", "k/v", "o", "gate/up", "down", "qkv", "gate_up", "lm_head"}
     assert all(row.status == "ok" and row.call_s and row.probe_frac for row in rows)
     assert all(row.read_bytes == 2 * row.problem.n * (row.problem.k + row.problem.bias) for row in rows)
+    assert all(row.read_bytes_per_s == pytest.approx((row.read_bytes or 0) / (row.call_s or 1)) for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from harness import units
 from harness.config_io import load_yaml_model
@@ -78,6 +79,12 @@ def test_no_data_sheet_bandwidth_where_no_data_sheet_exists() -> None:
     # The best read that was reported there is a kernel's: 34816 x 5120 weights of 2 bytes in 271 us.
     measured = SPECS["bw-gfx936"].read_probe_bytes_per_s.value
     assert measured == pytest.approx(34816 * 5120 * 2 / 271e-6, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 0.0])
+def test_a_figure_is_finite_or_null(value: float) -> None:
+    with pytest.raises(ValidationError):
+        SourcedFigure(value=value, source="a figure of this test")
 
 
 def test_mi250x_is_one_die() -> None:

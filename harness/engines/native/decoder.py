@@ -25,7 +25,7 @@ from harness.engines.native.ops import Bound
 from harness.engines.native.weights import Linear, TensorSource
 from harness.engines.native.workspace import Rows, Workspace
 from harness.specs.layer import LayerKind
-from harness.specs.layout import EMBEDDING, LM_HEAD
+from harness.specs.layout import embedding_name, final_norm_name
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.parts.mlp import GatedMlp, Moe
@@ -50,15 +50,15 @@ class Decoder:
     def __init__(self, source: TensorSource, workspace: Workspace) -> None:
         self.workspace, spec, prefix = workspace, workspace.spec, workspace.spec.tensor_prefix
         w = workspace
-        self._embedding = source.tensor(prefix + EMBEDDING)
+        self._embedding = source.tensor(embedding_name(spec))
         counts = Counter(layer.mixer for layer in spec.layers)
         kinds = {mixer: _mixer_kind(mixer, count, w) for mixer, count in counts.items()}
         self._layers = [
             _Layer(kind, kinds[kind.mixer], w, index, source, f"{prefix}layers.{index}.")
             for index, kind in enumerate(spec.layers)
         ]
-        self._final_norm = w.norm(source, f"{prefix}norm.weight")
-        self._head = Linear(self._embedding, None) if source.tied else source.linear(LM_HEAD.removesuffix(".weight"))
+        self._final_norm = w.norm(source, final_norm_name(spec))
+        self._head = Linear(self._embedding, None) if source.tied else source.linear(spec.lm_head)
         self._prompt = torch.zeros(w.max_rows, dtype=torch.int64, device=w.device)
         self.token = torch.zeros(w.batch, dtype=torch.int64, device=w.device)
         """int64 [batch]: what the last step chose for each request, and what the next one takes in."""

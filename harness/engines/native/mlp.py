@@ -17,9 +17,9 @@ class MlpLayer:
 
     def __init__(self, spec: GatedMlp, workspace: Workspace, index: int, source: TensorSource, at: str) -> None:
         self._width, self._workspace, self._index = spec.intermediate_size, workspace, index
-        gate_up = {role: f"{at}mlp.{role}_proj" for role in ("gate", "up")}
+        gate_up = {role: f"{at}{spec.name}.{role}_proj" for role in ("gate", "up")}
         self._gate_up = Products.load(source, workspace.fuse, gate_up)
-        self._down = Products.load(source, False, {"down": f"{at}mlp.down_proj"})
+        self._down = Products.load(source, False, {"down": f"{at}{spec.name}.down_proj"})
 
     def launches(self, rows: Rows, x: torch.Tensor, out: torch.Tensor) -> Iterator[Bound]:
         """x and out are [rows, hidden]."""

@@ -24,7 +24,7 @@ class MoeLayer:
 
     def __init__(self, spec: Moe, workspace: Workspace, index: int, source: TensorSource, at: str) -> None:
         self._spec, self._workspace, self._index = spec, workspace, index
-        self._router = Products.load(source, False, {"router": f"{at}{spec.names}.gate"})
+        self._router = Products.load(source, False, {"router": f"{at}{spec.names}.{spec.router}"})
         self._gate_up, self._down = [], []
         for expert in range(spec.num_experts):
             gate, up, down = (f"{at}{p.name}" for p in spec.expert_products(workspace.spec.hidden_size, expert))

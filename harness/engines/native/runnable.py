@@ -10,7 +10,7 @@ from harness.specs.layer import LayerKind
 from harness.specs.model import ModelSpec
 from harness.specs.parts.attention import Attention
 from harness.specs.parts.gated_delta import GatedDelta
-from harness.specs.parts.mlp import GatedMlp, Moe
+from harness.specs.parts.mlp import GatedMlp, Moe, PlainMlp
 
 
 def check_runnable(spec: ModelSpec, device: torch.device) -> None:
@@ -41,10 +41,12 @@ def _missing(kind: LayerKind, device: torch.device) -> list[str]:
     if isinstance(mixer, GatedDelta):
         lacks["fused input projections of the gated delta rule"] = mixer.fused_inputs
         lacks[f"recurrent state in {mixer.state_dtype}"] = mixer.state_dtype != "F32"
-    for part in (mlp.expert, mlp.shared) if isinstance(mlp, Moe) else (mlp,):
-        if isinstance(part, GatedMlp):
-            lacks[f"activation {part.activation}"] = part.activation != "silu"
+    part = mlp.expert if isinstance(mlp, Moe) else mlp
+    if isinstance(part, GatedMlp | PlainMlp):
+        lacks[f"activation {part.activation}"] = part.activation != "silu"
     if isinstance(mlp, Moe):
+        lacks["stacked experts"] = mlp.stacked
+        lacks["experts on a narrower input"] = mlp.latent_size is not None
         lacks["shared experts"] = mlp.shared is not None
         lacks["corrected router"] = mlp.router_correction
         lacks["experts on a GPU"] = device.type != "cpu"  # the host looks at the router's choice: no graph holds that

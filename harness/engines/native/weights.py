@@ -16,7 +16,7 @@ from harness.checkpoint import open_checkpoint
 from harness.engines.native.memory import empty
 from harness.errors import CheckpointError, ConfigError, UnavailableError
 from harness.models import ResolvedModel
-from harness.specs.layout import LM_HEAD, model_tensors
+from harness.specs.layout import head_name, model_tensors
 from harness.specs.model import ModelSpec
 from harness.specs.tensor import TensorMeta
 
@@ -88,7 +88,7 @@ def checkpoint_source(model: ResolvedModel, dtype: str, device: torch.device) ->
         with safe_open(checkpoint.files[meta.name], framework="pt") as file:
             place.copy_(file.get_tensor(meta.name))
 
-    untied_but_absent = not model.spec.tie_word_embeddings and LM_HEAD not in found
+    untied_but_absent = not model.spec.tie_word_embeddings and head_name(model.spec) not in found
     return _source(model.spec, dtype, device, fill, tied=model.spec.tie_word_embeddings or untied_but_absent)
 
 

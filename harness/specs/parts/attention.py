@@ -28,8 +28,11 @@ class Attention(Frozen):
     window: PositiveInt | None = None
     """How many positions a query looks at, its own included; null: all before it. Older ones need not be kept."""
 
+    name: Literal["self_attn", "mixer"] = "self_attn"
+    """The module's name within its layer; Nemotron-H calls every part mixer."""
+
     state_flop: ClassVar[int] = 0
-    """A mixer with a cache has no state (`parts.gated_delta`)."""
+    """A mixer with a cache has no state (`parts.recurrent`)."""
 
     @property
     def q_size(self) -> int:
@@ -67,10 +70,10 @@ class Attention(Frozen):
 
     def products(self, hidden: int) -> list[Product]:
         return [
-            Product("self_attn.q_proj", self.q_size * (2 if self.output_gate else 1), hidden, self.qkv_bias),
-            Product("self_attn.k_proj", self.kv_size, hidden, self.qkv_bias),
-            Product("self_attn.v_proj", self.kv_size, hidden, self.qkv_bias),
-            Product("self_attn.o_proj", hidden, self.q_size, self.o_bias),
+            Product(f"{self.name}.q_proj", self.q_size * (2 if self.output_gate else 1), hidden, self.qkv_bias),
+            Product(f"{self.name}.k_proj", self.kv_size, hidden, self.qkv_bias),
+            Product(f"{self.name}.v_proj", self.kv_size, hidden, self.qkv_bias),
+            Product(f"{self.name}.o_proj", hidden, self.q_size, self.o_bias),
         ]
 
     def tensors(self, hidden: int) -> Iterator[tuple[str, Shape]]:
@@ -78,7 +81,7 @@ class Attention(Frozen):
         for product in self.products(hidden):
             yield from product.tensors()
         if self.qk_norm:
-            yield "self_attn.q_norm.weight", (self.head_dim,)
-            yield "self_attn.k_norm.weight", (self.head_dim,)
+            yield f"{self.name}.q_norm.weight", (self.head_dim,)
+            yield f"{self.name}.k_norm.weight", (self.head_dim,)
         if self.sinks:
-            yield "self_attn.sinks", (self.num_heads,)
+            yield f"{self.name}.sinks", (self.num_heads,)

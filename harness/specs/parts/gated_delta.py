@@ -1,8 +1,7 @@
 """The gated delta rule: linear attention with a state of fixed size instead of a cache (Yang et al., 2024).
 
 Per value head a matrix S [key_head_dim, value_head_dim] is decayed, corrected by the error it makes on the new key,
-and asked with the query: S = a S;  S += k (b (v - S^T k))^T;  o = S^T q. A step reads all of S and writes all of it,
-whatever the context.
+and asked with the query: S = a S;  S += k (b (v - S^T k))^T;  o = S^T q.
 """
 
 from collections.abc import Iterator
@@ -10,12 +9,11 @@ from typing import ClassVar, Literal
 
 from pydantic import PositiveInt
 
-from harness.specs.base import Frozen
 from harness.specs.parts.product import Product, Shape
-from harness.specs.tensor import dtype_bytes
+from harness.specs.parts.recurrent import Recurrent
 
 
-class GatedDelta(Frozen):
+class GatedDelta(Recurrent):
     """Projections, a short causal convolution over query, key and value, the delta rule, and a gated norm."""
 
     kind: Literal["gated-delta"] = "gated-delta"
@@ -23,17 +21,11 @@ class GatedDelta(Frozen):
     num_value_heads: PositiveInt
     key_head_dim: PositiveInt
     value_head_dim: PositiveInt
-    conv_kernel: PositiveInt
-    """Positions that the convolution sees, its own included."""
-    state_dtype: str = "F32"
-    """Type of the recurrent state (safetensors name); the convolution's is the model's."""
     fused_inputs: bool = False
     """Qwen3-Next keeps two input projections (qkvz and ba), Qwen3.5 four."""
 
-    kv_values: ClassVar[int] = 0
-    flop_per_pair: ClassVar[int] = 0
-    prefill_flop_per_pair: ClassVar[int] = 0
-    window: ClassVar[None] = None
+    flop_per_state_value: ClassVar[int] = 7
+    """One for the decay and a multiply-add each for S^T k, the correction and S^T q."""
 
     @property
     def value_size(self) -> int:
@@ -46,27 +38,8 @@ class GatedDelta(Frozen):
 
     @property
     def state_values(self) -> int:
-        """Of the recurrent state, which a step reads and writes."""
+        """S of all value heads."""
         return self.num_value_heads * self.key_head_dim * self.value_head_dim
-
-    @property
-    def conv_values(self) -> int:
-        """Of the convolution's state: the inputs of the positions before, which a step reads and shifts."""
-        return self.conv_channels * (self.conv_kernel - 1)
-
-    @property
-    def state_flop(self) -> int:
-        """Of one token, outside products with weights: per value of S one for the decay and a multiply-add each for
-        S^T k, the correction and S^T q; a multiply-add for each tap of the convolution."""
-        return 7 * self.state_values + 2 * self.conv_channels * self.conv_kernel
-
-    def state_bytes(self, value_bytes: int) -> int:
-        """Recurrent state in its own type, the convolution's in the model's, of `value_bytes` each."""
-        return self.state_values * dtype_bytes(self.state_dtype) + self.conv_values * value_bytes
-
-    def num_pairs(self, num_tokens: int) -> int:
-        """Positions do not meet in pairs."""
-        return 0
 
     def products(self, hidden: int) -> list[Product]:
         sizes = {"qkv": self.conv_channels, "z": self.value_size, "b": self.num_value_heads, "a": self.num_value_heads}

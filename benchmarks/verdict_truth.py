@@ -12,14 +12,16 @@ from typing import Any
 
 from tabulate import tabulate
 
-from harness.analysis import RunFacts, analyse
-from harness.bench import engine_traffic, make_request
+from harness.analysis import analyse
+from harness.bench import engine_traffic
 from harness.engines.scripted import ScriptedRig
+from harness.facts import RunFacts
 from harness.measure import reading_events, request_events
 from harness.models import resolve_model
+from harness.specs.analysis import Analysis
 from harness.specs.event import Event, EvidenceEvent
-from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
+from harness.workload import make_request, schedule
 
 QUIET = {"step_noise_frac": 0.02, "probe_noise_frac": 0.01, "repeat_noise_frac": 0.003}
 NOISY = {"step_noise_frac": 0.10, "probe_noise_frac": 0.05, "repeat_noise_frac": 0.02}
@@ -49,8 +51,8 @@ def run_once(engine: dict[str, Any], seed: int) -> Analysis:
     survey = probe.survey(None)
     events: list[Event] = []
     events += decoder.kernel_reads(probe.read)
-    for repeat in range(config.workload.repeats):
-        request = make_request(config.workload, MODEL, repeat)
+    for repeat, point in enumerate(schedule(config)):
+        request = make_request(config.workload, MODEL, repeat, point, decoder)
         events += reading_events(probe, repeat, "before")
         events += request_events(decoder, probe, request, repeat, config.probe.every_s, None)
         events += reading_events(probe, repeat, "after")

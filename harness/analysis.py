@@ -1,24 +1,19 @@
 """The one row that a run comes down to: every figure with its definition's name, and the verdict."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import harness
+from harness.facts import RunFacts
 from harness.figures import cpu_wait_frac, last_evidence, request_figures, utilization
-from harness.repeats import Repeat, finished_repeats
+from harness.prefill import main_wall, prefill_row, time_shares
+from harness.repeats import Repeat, batch_of, finished_repeats
 from harness.roof import Roof, find_roof
-from harness.roofline import frac
-from harness.specs.device import DeviceInfo
-from harness.specs.engine import EngineReport
+from harness.roofline import Wall, frac
+from harness.specs.analysis import Analysis, RequestFigures
 from harness.specs.event import Event
-from harness.specs.model import ModelSpec
-from harness.specs.probe import ProbeReport
-from harness.specs.record import Analysis, RequestFigures
 from harness.specs.run import RunConfig
-from harness.specs.step import DecodeTraffic
 from harness.stats import median, percentile
-from harness.traffic import prefill_flop
 from harness.units import percent
 from harness.verdict import Measured, judge
 
@@ -28,27 +23,17 @@ DECLARED_TOLERANCE_FRAC = 0.01
 """Norms are no backend's."""
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What is known of a run before its events are looked at."""
-
-    run_id: str
-    config: RunConfig
-    model: ModelSpec
-    device: DeviceInfo
-    traffic: DecodeTraffic
-    engine: EngineReport
-    probe: ProbeReport | None
-    datasheet_bytes_per_s: float | None = None
-
-
 def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
     """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
     repeats, roof = finished_repeats(events), find_roof(events)
-    requests = tuple(request_figures(repeat, facts.traffic, roof) for repeat in repeats)
+    requests = tuple(request_figures(repeat, facts.traffic, roof, facts.peak_flop_per_s) for repeat in repeats)
     work = _work(facts, repeats)
     row = _identity(facts, requests) | _times(requests, repeats) | work
     row |= _judgement(facts, repeats, requests, roof, events, work["step_bytes"])
+    row |= prefill_row(facts, repeats, row["roof_read_bytes_per_s"], row["cpu_wait_frac"])
+    shares = (row["input_tokens"], row["prefill_time_frac"], row["decode_time_frac"], last_evidence(events))
+    row["time_shares"] = time_shares(facts.model, *shares)
+    row["batch"] = batch_of(repeats)
     row["warnings"] = tuple(_warnings(facts, requests, roof))
     return requests, Analysis.model_validate(row)
 
@@ -95,23 +80,17 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
 def _work(facts: RunFacts, repeats: Sequence[Repeat]) -> dict[str, Any]:
     """Bytes and FLOP, and the rates at which they were done."""
     traffic = facts.traffic
-    contexts = [context for repeat in repeats for context in repeat.step_contexts()]
-    step_bytes = frac(sum(map(traffic.step_bytes, contexts)), len(contexts))
-    step_flop = frac(sum(map(traffic.step_flop, contexts)), len(contexts))
+    steps = [(context, repeat.send.batch) for repeat in repeats for context in repeat.step_contexts()]
+    step_bytes = frac(sum(traffic.step_bytes(*step) for step in steps), len(steps))
+    step_flop = frac(sum(traffic.step_flop(*step) for step in steps), len(steps))
     step_s = _mean_step_s(repeats)
-    prompt = _whole(median([repeat.send.num_prompt_tokens for repeat in repeats]))
-    prefill = prefill_flop(facts.model, prompt) if prompt else None
-    ttft_s = median([repeat.chunks[0].time_s - repeat.send.time_s for repeat in repeats if repeat.chunks])
-    peak = facts.probe.peak_flop_per_s.get(facts.engine.dtype) if facts.probe else None
     return {
         **traffic.model_dump(include=_TRAFFIC_KEYS),
         "step_bytes": step_bytes,
         "step_flop": step_flop,
-        "prefill_flop": prefill,
         "datasheet_bytes_per_s": facts.datasheet_bytes_per_s,
         "achieved_bytes_per_s": frac(step_bytes, step_s),
-        "mfu_frac": frac(frac(step_flop, step_s), peak),
-        "prefill_mfu_frac": frac(frac(prefill, ttft_s), peak),
+        "mfu_frac": frac(frac(step_flop, step_s), facts.peak_flop_per_s),
     }
 
 
@@ -125,7 +104,8 @@ def _judgement(
 ) -> dict[str, Any]:
     """Roof, utilization and the verdict that they lead to."""
     evidence, waited = last_evidence(events), cpu_wait_frac(events)
-    util, interval, method = utilization(repeats, facts.traffic, roof)
+    util, interval, method = utilization(repeats, facts.traffic, roof, facts.peak_flop_per_s)
+    bound = _bound(facts, repeats, roof)
     roof_rate = median([r.roof_read_bytes_per_s for r in requests if r.roof_read_bytes_per_s is not None])
     step_s = _mean_step_s(repeats)
     verdict = judge(
@@ -135,6 +115,7 @@ def _judgement(
             roof_read_bytes_per_s=roof_rate,
             roof_uncertainty_frac=roof.uncertainty_frac,
             num_decode_steps=min((repeat.num_decode_steps for repeat in repeats), default=0),
+            bound=bound,
             working_set_bytes=step_bytes or 0.0,
             cache_bytes=facts.device.last_level_cache_bytes,
             probe_buffer_bytes=facts.probe.reading_buffer_bytes if facts.probe else None,
@@ -148,6 +129,7 @@ def _judgement(
         "util_frac": util,
         "util_interval_frac": interval,
         "util_interval_method": method,
+        "bound": bound,
         "floor_s": None if util is None or step_s is None else util * step_s,
         "roof_read_bytes_per_s": roof_rate,
         "roof_source": roof.source,
@@ -158,6 +140,13 @@ def _judgement(
         "cpu_wait_frac": waited,
         "timeline_gaps_s": evidence.timeline_gaps_s if evidence else None,
     }
+
+
+def _bound(facts: RunFacts, repeats: Sequence[Repeat], roof: Roof) -> Wall | None:
+    """The wall of all decode steps together."""
+    found = [roof.floor(repeat, facts.traffic, facts.peak_flop_per_s) for repeat in repeats]
+    floors = [floor for floor in found if floor is not None and floor.compute_s is not None]
+    return main_wall(floors) if floors else None
 
 
 def _mean_step_s(repeats: Sequence[Repeat]) -> float | None:

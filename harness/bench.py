@@ -7,31 +7,35 @@ pass comes last, since its instruments cost time.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from harness.analysis import RunFacts, analyse
+from harness.analysis import analyse
 from harness.devices.contention import WaitBooks
 from harness.devices.datasheet import match_device
 from harness.engines.base import EXPLAIN_STEPS, Engine, Request, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
-from harness.errors import ConfigError, GateFailed, MeasurementError
+from harness.errors import GateFailed, MeasurementError
 from harness.exclusive import measuring
+from harness.facts import RunFacts
 from harness.measure import reading_events, request_events
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
+from harness.specs.analysis import Analysis
 from harness.specs.event import ChunkEvent, Event, EvidenceEvent
-from harness.specs.record import Analysis, RunRecord
-from harness.specs.run import Gate, NativeEngine, RunConfig, Workload
+from harness.specs.record import RunRecord
+from harness.specs.run import Gate, NativeEngine, RunConfig
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
+from harness.sweeps import analyse_sweep
 from harness.traffic import decode_traffic
+from harness.workload import Point, check_fits, make_request, points, schedule, warmup_request
 
 SHORT_READING_S = 0.1
 """Of a reading that a kernel's calls stand beside: the shorter both are, the less memory changes between them."""
@@ -124,41 +128,57 @@ def _measure(run: Run, rig: Rig, model: ResolvedModel) -> None:
         if probe is not None:
             probe.close()
     events = load_events(run.folder.path)
-    requests, analysis = analyse(run_facts(run.record), events)
-    run.update(status="done", requests=requests, analysis=analysis)
+    run.update(status="done", **derived_figures(run.record, events))
 
 
 def _working_set_bytes(record: RunRecord) -> int | None:
     """Bytes of a step in the middle of the answer; a text's length is not known yet and does not matter much."""
     work = record.config.workload
-    context = (work.input_tokens or 0) + work.output_tokens // 2
+    prompt = 0 if work.input_tokens is None else record.config.longest_prompt
+    context = prompt + work.output_tokens // 2
     return record.traffic.step_bytes(context) if record.traffic else None
 
 
 def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: ResolvedModel) -> None:
-    work = run.record.config.workload
-    if work.input_tokens is not None:
-        _check_fits(work.input_tokens, work.output_tokens, model)
-    requests = [make_request(work, model, repeat) for repeat in range(work.repeats)]
-    lengths = sorted({engine.num_prompt_tokens(request) for request in requests})
-    for length in lengths:
-        _check_fits(length, work.output_tokens, model)
-    # A warm-up for each length: libraries build a kernel for a new shape when they first meet it.
-    for length in lengths:
-        run.say(f"warm-up with {length} prompt tokens")
-        for _ in engine.generate(_warmup_request(work, model, length)):
-            pass
+    config = run.record.config
+    work, order = config.workload, schedule(config)
+    for point in points(config):
+        if point.input_tokens is not None:
+            check_fits(point.input_tokens, work.output_tokens, model)
+    requests = [make_request(work, model, repeat, point, engine) for repeat, point in enumerate(order)]
+    _warm_up(run, engine, model, requests)
     if probe is not None:
         run.say("the engine's own products beside the probe")
         run.append_all(engine.kernel_reads(partial(probe.read, SHORT_READING_S)))
     books = None if run.record.engine is None or run.record.engine.kind == "scripted" else WaitBooks()
     for repeat, request in enumerate(requests):
-        run.say(f"repeat {repeat + 1} of {work.repeats}")
+        run.say(f"repeat {repeat + 1} of {len(requests)}{_at(config, order[repeat])}")
         run.append_all(reading_events(probe, repeat, "before"))
-        run.append_all(request_events(engine, probe, request, repeat, run.record.config.probe.every_s, books))
+        run.append_all(request_events(engine, probe, request, repeat, config.probe.every_s, books))
         run.append_all(reading_events(probe, repeat, "after"))
-    run.say("instrumented pass: where a step's time goes")
-    run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
+    if config.sweep is None:
+        run.say("instrumented pass: where a step's time goes")
+        run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
+
+
+def _warm_up(run: Run, engine: Engine, model: ResolvedModel, requests: Sequence[Request]) -> None:
+    """One for each shape of a request: libraries build a kernel for a new shape when they first meet it."""
+    work = run.record.config.workload
+    shapes = sorted({(engine.num_prompt_tokens(r), r.batch, r.skip_prompt) for r in requests})
+    for num_tokens, _, _ in shapes:
+        check_fits(num_tokens, work.output_tokens, model)
+    for num_tokens, batch, skip_prompt in shapes:
+        run.say(f"warm-up with {num_tokens} prompt tokens{f', batch {batch}' if batch > 1 else ''}")
+        for _ in engine.generate(warmup_request(work, model, num_tokens, batch, skip_prompt)):
+            pass
+
+
+def _at(config: RunConfig, point: Point) -> str:
+    """Which value of the sweep it is."""
+    if config.sweep is None:
+        return ""
+    value = point.batch if config.sweep.over == "batch" else point.input_tokens
+    return f": {config.sweep.over} {value}"
 
 
 def _text(events: Iterable[Event]) -> str:
@@ -166,34 +186,14 @@ def _text(events: Iterable[Event]) -> str:
     return "".join(event.text for event in events if isinstance(event, ChunkEvent) and event.repeat == 0)
 
 
-def make_request(work: Workload, model: ResolvedModel, repeat: int) -> Request:
-    """The request of a repeat: its text in turn, or token ids that no other repeat has."""
-    ignore_eos = work.mode == "fixed-length"
-    if work.prompts is not None:
-        return Request(work.prompts[repeat % len(work.prompts)], None, work.output_tokens, ignore_eos)
-    ids = random_ids(model, work.input_tokens or 1, f"{work.seed}/{repeat}")
-    return Request(None, ids, work.output_tokens, ignore_eos)
-
-
-def _warmup_request(work: Workload, model: ResolvedModel, num_tokens: int) -> Request:
-    return Request(None, random_ids(model, num_tokens, f"{work.seed}/warm-up"), work.warmup_tokens, True)
-
-
-def random_ids(model: ResolvedModel, num_tokens: int, seed: str) -> tuple[int, ...]:
-    """Token ids drawn uniformly from the whole vocabulary."""
-    draw = random.Random(seed)
-    return tuple(draw.randrange(model.spec.vocab_size) for _ in range(num_tokens))
-
-
-def _check_fits(num_prompt_tokens: int, output_tokens: int, model: ResolvedModel) -> None:
-    if num_prompt_tokens < 1:
-        raise ConfigError("workload.prompts: a prompt has no tokens", "write a text of at least one token")
-    limit = model.spec.max_position_embeddings
-    if num_prompt_tokens + output_tokens > limit:
-        raise ConfigError(
-            f"{num_prompt_tokens} prompt and {output_tokens} output tokens pass the model's {limit} positions",
-            "lower workload.output_tokens, or shorten the prompt",
-        )
+def derived_figures(record: RunRecord, events: Sequence[Event]) -> dict[str, Any]:
+    """The fields of a record that follow from its events: of one workload, or of each value of a sweep."""
+    facts = run_facts(record)
+    if record.config.sweep is None:
+        requests, analysis = analyse(facts, events)
+        return {"requests": requests, "analysis": analysis}
+    requests, report = analyse_sweep(facts, record.config.sweep, events)
+    return {"requests": requests, "sweep": report}
 
 
 def run_facts(record: RunRecord) -> RunFacts:

@@ -11,16 +11,20 @@ from collections.abc import Iterable, Sequence
 from harness.repeats import Repeat
 from harness.roof import Roof
 from harness.roofline import frac
+from harness.specs.analysis import RequestFigures
 from harness.specs.engine import Evidence
 from harness.specs.event import ContentionEvent, Event, EvidenceEvent
-from harness.specs.record import RequestFigures
 from harness.specs.step import DecodeTraffic
 from harness.stats import half_width, mean_interval
 from harness.units import percent
 
 
-def request_figures(repeat: Repeat, traffic: DecodeTraffic, roof: Roof) -> RequestFigures:
-    """One repeat's figures; null where it has too few tokens or no roof, or the clock did not move."""
+def request_figures(
+    repeat: Repeat, traffic: DecodeTraffic, roof: Roof, peak_flop_per_s: float | None = None
+) -> RequestFigures:
+    """One repeat's figures; null where it has too few tokens or no roof, its prompt was not computed, or the clock did
+    not move."""
+    floor = roof.floor(repeat, traffic, peak_flop_per_s)
     n, sent = repeat.num_tokens, repeat.send
     first = repeat.chunks[0].time_s if n else None
     total_s = repeat.chunks[-1].time_s - sent.time_s if n else None
@@ -28,16 +32,16 @@ def request_figures(repeat: Repeat, traffic: DecodeTraffic, roof: Roof) -> Reque
         repeat=sent.repeat,
         num_prompt_tokens=sent.num_prompt_tokens,
         num_output_tokens=n,
-        ttft_s=None if first is None else (first - sent.time_s) or None,
+        ttft_s=None if first is None or not sent.prompt_computed else (first - sent.time_s) or None,
         tpot_s=frac(repeat.decode_s, repeat.num_decode_steps) or None,
-        throughput_tokens_per_s=frac(n, total_s),
+        throughput_tokens_per_s=frac(n * sent.batch, total_s) if sent.prompt_computed else None,
         roof_read_bytes_per_s=roof.read_bytes_per_s(repeat, traffic),
-        util_frac=frac(roof.floor_s(repeat, traffic), repeat.decode_s),
+        util_frac=None if floor is None else frac(floor.floor_s, repeat.decode_s),
     )
 
 
 def utilization(
-    repeats: Sequence[Repeat], traffic: DecodeTraffic, roof: Roof
+    repeats: Sequence[Repeat], traffic: DecodeTraffic, roof: Roof, peak_flop_per_s: float | None = None
 ) -> tuple[float | None, tuple[float, float] | None, str | None]:
     """(utilization, its 95 % interval, how the interval was made) over all repeats that have a roof.
 
@@ -45,9 +49,8 @@ def utilization(
     single repeat says nothing of that noise: the roof's uncertainty stands in for it, and the interval is not one of
     95 %. The noise of a kernel's ratio to the probe, which all repeats share, is added in quadrature.
     """
-    floors_times = [
-        (floor_s, repeat.decode_s) for repeat in repeats if (floor_s := roof.floor_s(repeat, traffic)) is not None
-    ]
+    floors = ((repeat, roof.floor(repeat, traffic, peak_flop_per_s)) for repeat in repeats)
+    floors_times = [(floor.floor_s, repeat.decode_s) for repeat, floor in floors if floor is not None]
     util = frac(sum(floor for floor, _ in floors_times), sum(time for _, time in floors_times))
     if util is None:
         return None, None, None

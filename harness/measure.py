@@ -27,7 +27,10 @@ def request_events(
     """
     if books is not None:
         books.open()
-    yield SendEvent(repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=engine.num_prompt_tokens(request))
+    yield SendEvent(
+        repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=engine.num_prompt_tokens(request),
+        batch=request.batch, prompt_computed=not request.skip_prompt,
+    )  # fmt: skip
     due_s = -math.inf
     for chunk in engine.generate(request):
         yield ChunkEvent(repeat=repeat, time_s=chunk.time_s, token_ids=chunk.token_ids, text=chunk.text)

@@ -1,6 +1,6 @@
 """From events to finished requests: what arrived when, with the time of readings in between left out. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import ConfigError
@@ -31,17 +31,26 @@ class Repeat:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        """Of each prompt's answer."""
+        return sum(len(chunk.token_ids) for chunk in self.chunks) // self.send.batch
 
     @property
     def num_decode_steps(self) -> int:
-        """Tokens after the first chunk: the first chunk belongs to prefill."""
-        return self.num_tokens - len(self.chunks[0].token_ids) if self.chunks else 0
+        """Tokens of an answer after the first chunk: the first chunk belongs to prefill."""
+        return self.num_tokens - self._first_tokens if self.chunks else 0
+
+    @property
+    def _first_tokens(self) -> int:
+        return len(self.chunks[0].token_ids) // self.send.batch
 
     @property
     def decode_s(self) -> float:
         """First to last token."""
         return self.chunks[-1].time_s - self.chunks[0].time_s if self.chunks else 0.0
+
+    def decode_s_from(self, first_step: int) -> float:
+        """Time of the decode steps from first_step on, of an engine that sends them one by one."""
+        return self.chunks[-1].time_s - self.chunks[first_step].time_s
 
     def step_contexts(self) -> range:
         """Positions that each decode step attends to, its own included.
@@ -49,7 +58,7 @@ class Repeat:
         The step that yields token j (from 1) takes token j-1 in, at position prompt + j - 2 (from 0): it attends to
         prompt + j - 1.
         """
-        first = self.send.num_prompt_tokens + len(self.chunks[0].token_ids) if self.chunks else 0
+        first = self.send.num_prompt_tokens + self._first_tokens if self.chunks else 0
         return range(first, first + self.num_decode_steps)
 
 
@@ -66,3 +75,8 @@ def finished_repeats(events: Iterable[Event]) -> list[Repeat]:
                 )
             repeats[event.repeat].add(event)
     return [repeat for _, repeat in sorted(repeats.items()) if repeat.end is not None]
+
+
+def batch_of(repeats: Sequence[Repeat]) -> int:
+    """Prompts that these repeats decode together."""
+    return repeats[0].send.batch if repeats else 1

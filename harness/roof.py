@@ -6,12 +6,13 @@ one request is followed as far as the readings are close.
 """
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from harness.repeats import Repeat, finished_repeats
-from harness.roofline import memory_floor_s
+from harness.roofline import Floor, compute_floor_s, memory_floor_s
 from harness.specs.event import Event, KernelReadEvent, ProbeEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.step import DecodeTraffic
@@ -62,24 +63,34 @@ class Roof:
     drift_frac: float | None
     source: str | None
 
-    def floor_s(self, repeat: Repeat, traffic: DecodeTraffic) -> float | None:
-        """Sum of the floors of a repeat's decode steps; null without readings around it or without a step."""
+    def memory_s(self, repeat: Repeat, step_bytes: Callable[[int], int], first_step: int = 0) -> float | None:
+        """Least time to move so many bytes at each context of a repeat's decode steps, from first_step on; null without
+        readings around the repeat, and without a step."""
         contexts = repeat.step_contexts()
         stretches = self.stretches.get(repeat.send.repeat)
         if not stretches or not contexts:
             return None
         return sum(
             memory_floor_s(
-                sum(map(traffic.step_bytes, contexts[stretch.first_step : stretch.end_step])),
+                sum(map(step_bytes, contexts[max(first_step, stretch.first_step) : stretch.end_step])),
                 stretch.probe_read_bytes_per_s * self.kernel_ratio,
             )
             for stretch in stretches
         )
 
+    def floor(self, repeat: Repeat, traffic: DecodeTraffic, peak_flop_per_s: float | None) -> Floor | None:
+        """Of all decode steps of a repeat together."""
+        memory_s = self.memory_s(repeat, partial(traffic.step_bytes, batch=repeat.send.batch))
+        if memory_s is None:
+            return None
+        flop = sum(traffic.step_flop(context, repeat.send.batch) for context in repeat.step_contexts())
+        return Floor(memory_s, None if peak_flop_per_s is None else compute_floor_s(flop, peak_flop_per_s))
+
     def read_bytes_per_s(self, repeat: Repeat, traffic: DecodeTraffic) -> float | None:
-        """The one roof that gives the same floor to the whole repeat."""
-        floor_s = self.floor_s(repeat, traffic)
-        return None if floor_s is None else sum(map(traffic.step_bytes, repeat.step_contexts())) / floor_s
+        """The one roof that gives the same memory floor to the whole repeat."""
+        step_bytes = partial(traffic.step_bytes, batch=repeat.send.batch)
+        memory_s = self.memory_s(repeat, step_bytes)
+        return None if memory_s is None else sum(map(step_bytes, repeat.step_contexts())) / memory_s
 
 
 def find_roof(events: Sequence[Event]) -> Roof:

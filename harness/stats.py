@@ -82,3 +82,41 @@ def paired_ratio(a_s: Sequence[float], b_s: Sequence[float], confidence: float =
     interval = mean_interval(ratios, confidence)
     assert interval is not None
     return Ratio(statistics.geometric_mean(ratios), *interval, len(ratios))
+
+
+@dataclass(frozen=True)
+class RelativeFit:
+    """target = sum of coefficients times row, over many rows."""
+
+    coefficients: tuple[float, ...]
+    intervals: tuple[tuple[float, float], ...]
+    """95 per cent by default, Student's t."""
+    residual_frac: float
+    """Root mean square of the relative errors, by degrees of freedom."""
+
+
+def relative_fit(
+    rows: Sequence[Sequence[float]], targets: Sequence[float], confidence: float = 0.95
+) -> RelativeFit | None:
+    """Least squares of relative errors: times err by factors, so a long one must not outweigh all short ones.
+
+    Null for fewer rows than coefficients and one more, and for rows that do not tell the coefficients apart.
+    """
+    from scipy import stats
+
+    scaled = np.asarray(rows, dtype=float) / np.asarray(targets, dtype=float)[:, None]
+    scale = np.abs(scaled).max(axis=0)
+    freedom = scaled.shape[0] - scaled.shape[1]
+    if freedom < 1 or not scale.all() or np.linalg.matrix_rank(scaled / scale) < scaled.shape[1]:
+        return None
+    design = scaled / scale  # columns of one size: n^2 beside 1 would leave few digits
+    solution, *_ = np.linalg.lstsq(design, np.ones(len(design)), rcond=None)
+    variance = float(np.sum((1 - design @ solution) ** 2)) / freedom
+    errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))
+    half = float(stats.t.ppf((1 + confidence) / 2, freedom)) * errors / scale
+    found = solution / scale
+    return RelativeFit(
+        coefficients=tuple(map(float, found)),
+        intervals=tuple(zip(map(float, found - half), map(float, found + half), strict=True)),
+        residual_frac=math.sqrt(variance),
+    )

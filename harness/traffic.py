@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from harness.errors import CheckpointError
 from harness.specs.layout import embedding_name, final_norm_name, head_name
@@ -121,11 +121,37 @@ def state_flop(spec: ModelSpec) -> int:
     return sum(layer.mixer.state_flop for layer in spec.layers)
 
 
+class PromptFlop(NamedTuple):
+    """Of positions that are taken in together, by what they grow with."""
+
+    linear: int
+    """Products with weights: with the positions."""
+    attention: int
+    """Visible pairs of positions: with their square, and with what came before."""
+    state: int
+    """Recurrent and convolution state: with the positions."""
+
+
+def chunk_flop(spec: ModelSpec, begin: int, end: int) -> PromptFlop:
+    """FLOP of positions begin <= i < end of a prompt, without the output head."""
+    num_tokens = end - begin
+    pairs = ((layer.mixer, layer.mixer.num_pairs(end) - layer.mixer.num_pairs(begin)) for layer in spec.layers)
+    return PromptFlop(
+        linear=num_tokens * linear_flop(spec, with_head=False),
+        attention=sum(mixer.prefill_flop_per_pair * num_pairs for mixer, num_pairs in pairs),
+        state=num_tokens * state_flop(spec),
+    )
+
+
+def prompt_flop(spec: ModelSpec, num_tokens: int) -> PromptFlop:
+    """FLOP of a whole prompt: the head for its last position alone."""
+    flop = chunk_flop(spec, 0, num_tokens)
+    return flop._replace(linear=flop.linear + 2 * spec.vocab_size * spec.hidden_size)
+
+
 def prefill_flop(spec: ModelSpec, num_tokens: int) -> int:
     """FLOP of a prompt of n tokens: linears for each, the head for the last, and every visible pair."""
-    head = 2 * spec.vocab_size * spec.hidden_size
-    attention = sum(layer.mixer.prefill_flop_per_pair * layer.mixer.num_pairs(num_tokens) for layer in spec.layers)
-    return num_tokens * (linear_flop(spec, with_head=False) + state_flop(spec)) + head + attention
+    return sum(prompt_flop(spec, num_tokens))
 
 
 def _find(tensors: Sequence[TensorMeta], name: str) -> TensorMeta | None:

@@ -7,8 +7,9 @@ without evidence the cause is `unknown`.
 
 from dataclasses import dataclass
 
+from harness.roofline import Wall
+from harness.specs.analysis import Verdict, VerdictName
 from harness.specs.engine import Evidence
-from harness.specs.record import Verdict, VerdictName
 from harness.units import ms, num_bytes, percent
 
 UNDERFED_BELOW_FRAC = 0.70
@@ -39,6 +40,8 @@ class Measured:
     evidence: Evidence | None
     cpu_wait_frac: float | None = None
     """Share of the time that other processes kept our threads from their cores."""
+    bound: Wall | None = None
+    """The wall that the floor stands at; null: memory, as far as is known."""
     fault: str | None = None
     """What is wrong with the measurement itself, such as answers shorter than asked for."""
 
@@ -54,7 +57,8 @@ def judge(measured: Measured) -> Verdict:
     )
     reason = f"utilization {util:.3f}: the floor is {percent(util)} of the measured step time"
     if name == "at-wall":
-        return Verdict(verdict=name, reason=reason, cause="memory-bandwidth", next_step=_NEXT["memory-bandwidth"])
+        wall = "compute" if measured.bound == "compute" else "memory-bandwidth"
+        return Verdict(verdict=name, reason=reason, cause=wall, next_step=_NEXT[wall])
     cause, why = find_cause(measured)
     return Verdict(verdict=name, reason=reason + why, cause=cause, next_step=_NEXT[cause])
 
@@ -133,6 +137,7 @@ def find_cause(m: Measured) -> tuple[str, str]:
 
 _NEXT = {
     "memory-bandwidth": "fewer bytes a token (smaller types, a smaller cache), faster memory, or several tokens a read",
+    "compute": "fewer FLOP a token, or fewer requests at once: this step is bound by arithmetic",
     "linear-path": "compare linear backends on these shapes: harness ab linear",
     "attention-path": "the cache is read slowly: try another attention backend in engine.attention",
     "linear-attention-path": "the recurrent state moves slowly: try another backend in engine.linear_attention",

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.analysis import RunFacts, analyse
+from harness.analysis import analyse
 from harness.bench import run_bench, run_facts
+from harness.facts import RunFacts
 from harness.records import load_events
+from harness.specs.analysis import Analysis
 from harness.specs.engine import OpChoice
 from harness.specs.event import ChunkEvent, Event
-from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
 
 STEPS = 63

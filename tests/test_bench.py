@@ -70,9 +70,9 @@ def test_all_is_closed_when_a_run_fails(tmp_path: Path, heard: list[tuple[str, A
 def test_the_warm_up_has_the_length_of_a_repeat_and_the_prompt_of_none(tmp_path: Path, heard: Any) -> None:
     made(tmp_path, warmup_tokens=3)
     warmup, *repeats = requests(heard)
-    assert warmup.prompt_ids is not None
-    assert (len(warmup.prompt_ids), warmup.max_output_tokens) == (8, 3)
-    assert len({request.prompt_ids for request in (warmup, *repeats)}) == 3
+    assert warmup.prompts_ids is not None
+    assert (len(warmup.prompts_ids[0]), warmup.max_output_tokens) == (8, 3)
+    assert len({request.prompts_ids for request in (warmup, *repeats)}) == 3
 
 
 def test_prompts_take_turns_and_the_text_is_that_of_the_first(tmp_path: Path, heard: Any) -> None:
@@ -84,7 +84,7 @@ def test_prompts_take_turns_and_the_text_is_that_of_the_first(tmp_path: Path, he
 
 def test_a_warm_up_for_each_length_of_prompt(tmp_path: Path, heard: Any) -> None:
     made(tmp_path, input_tokens=None, prompts=("one", "two three"))
-    warmups = [request.prompt_ids for request in requests(heard) if request.prompt_ids is not None]
+    warmups = [ids[0] for ids in (request.prompts_ids for request in requests(heard)) if ids is not None]
     assert [len(ids) for ids in warmups] == [1, 2]
 
 

@@ -11,7 +11,7 @@ from harness.measure import reading_events, request_events
 from harness.specs.event import ContentionEvent, PauseEvent
 from harness.specs.probe import ProbeReading
 
-REQUEST = Request(None, (1, 2, 3), 8, ignore_eos=True)
+REQUEST = Request(None, ((1, 2, 3),), 8, ignore_eos=True)
 
 
 class Engine:

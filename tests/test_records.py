@@ -57,7 +57,7 @@ def test_a_run_leaves_record_samples_and_log(tmp_path: Path) -> None:
 
 def test_figures_are_recomputable_from_the_samples(tmp_path: Path) -> None:
     folder, record = made(tmp_path)
-    assert recompute_run(folder) == record.analysis
+    assert recompute_run(folder).analysis == record.analysis
     assert load_record(folder) == record
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from harness.bench import run_bench
+from harness.specs.analysis import Analysis
 from harness.specs.engine import Evidence, LaunchClass
-from harness.specs.record import Analysis
 from harness.specs.run import RunConfig
 from harness.verdict import Measured, find_cause, judge
 

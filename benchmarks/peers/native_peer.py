@@ -17,7 +17,7 @@ def open_peer(folder: str, tokens: int) -> Callable[[], float]:
     decoding = NativeRig(config, resolve_model(folder)).open_engine()
 
     def block() -> float:
-        request = Request(None, tuple(prompt_ids()), tokens + 1, ignore_eos=True)
+        request = Request(None, (tuple(prompt_ids()),), tokens + 1, ignore_eos=True)
         times = [chunk.time_s for chunk in decoding.generate(request)]
         return (times[-1] - times[0]) / tokens
 

@@ -1,14 +1,17 @@
 """`harness bench CONFIG`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, tell
 
 if TYPE_CHECKING:
-    from harness.specs.record import Analysis
+    from harness.specs.analysis import Analysis
+    from harness.specs.record import RunRecord
+
+Lines = list[tuple[str, str]]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -18,30 +21,63 @@ def add_to(app: typer.Typer) -> None:
 
 def bench(
     config: Annotated[Path, typer.Argument(help="A run's YAML file (configs/runs/*.yaml).")],
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", help="Several values in one run: input_tokens=64,512,2048, context=..., batch=1..64."),
+    ] = None,
     set_: SetOption = None,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Measure one long decode on this machine, and judge it."""
     from harness.bench import check_gate, run_bench
-    from harness.cli.render import show_object
     from harness.config_io import load_yaml_model
     from harness.errors import MeasurementError
     from harness.records import runs_dir as resolve_runs_dir
     from harness.specs.run import RunConfig
+    from harness.specs.sweep import as_override, parse_sweep
 
-    run = load_yaml_model(config, RunConfig, set_ or ())
+    overrides = [*(set_ or ()), *([as_override(parse_sweep(sweep))] if sweep else [])]
+    run = load_yaml_model(config, RunConfig, overrides)
     folder, record, text = run_bench(run, resolve_runs_dir(runs_dir), tell)
-    analysis = record.analysis
-    if analysis is None:
-        raise MeasurementError(f"run {record.run_id} has no analysis", "see its log.txt")
     if format is Format.table and text:
         typer.echo(f"--- what the model wrote (repeat 1) ---\n{text.strip()}\n---")
-    row = {**analysis.model_dump(mode="json"), "record": str(folder)}
-    show_object(row, format, [*analysis_lines(analysis), ("record", str(folder))], title=analysis.name)
-    check_gate(run.gate, analysis)
-    if analysis.verdict in ("invalid", "unstable"):
+    show_figures(record, {**figures_row(record), "record": str(folder)}, format, [], folder)
+    if record.analysis is not None:
+        check_gate(run.gate, record.analysis)
+    if not is_answer(record):
         raise typer.Exit(MeasurementError.exit_code)
+
+
+def is_answer(record: "RunRecord") -> bool:
+    """Whether the run says what it was made for: a verdict, the split of a sweep over contexts, the fit of one over
+    prompts."""
+    if record.sweep is not None:
+        wanted = {"context": record.sweep.split, "input_tokens": record.sweep.ttft_fit, "batch": record.sweep.points}
+        return bool(wanted[record.sweep.over])
+    return record.analysis is not None and record.analysis.verdict not in ("invalid", "unstable")
+
+
+def figures_row(record: "RunRecord") -> dict[str, Any]:
+    """What a run came down to; nothing where it did not come so far."""
+    figures = record.sweep if record.analysis is None else record.analysis
+    return {} if figures is None else figures.model_dump(mode="json")
+
+
+def show_figures(
+    record: "RunRecord", row: dict[str, Any], format: Format, lines: Lines, folder: Path
+) -> None:  # fmt: skip
+    """A run of one workload as lines, a sweep with a table of its values; `row` is what programs get."""
+    from harness.cli.render import show, show_object
+    from harness.cli.sweep_lines import point_rows, sweep_lines
+
+    if record.analysis is not None:
+        lines = [*lines, *analysis_lines(record.analysis)]
+    if record.sweep is not None:
+        if format in (Format.table, Format.md):
+            show(point_rows(record.sweep), format, title=f"{record.config.name} over {record.sweep.over}")
+        lines = [*lines, *sweep_lines(record.sweep)]
+    show_object(row, format, [*lines, ("record", str(folder))], title="" if record.sweep else record.config.name)
 
 
 def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
@@ -50,7 +86,8 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
 
     interval = f" [{a.util_interval_frac[0]:.3f}, {a.util_interval_frac[1]:.3f}]" if a.util_interval_frac else ""
     util = f"{a.util_frac:.3f}{interval}" if a.util_frac is not None else "-"
-    kv = f"{a.kv_bytes_per_context_token:,} B"
+    kept = f"cache {a.kv_bytes_per_context_token:,} B a position"
+    kept += f", state {a.state_read_bytes:,} B read and written" if a.state_read_bytes else ""
     kernels = ", ".join(sorted(set(a.kernels.values()))) or "-"
     lines = [
         ("verdict", f"{a.verdict}: {a.reason}"),
@@ -62,12 +99,25 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("TTFT", f"{ms(a.ttft_s)} for {a.input_tokens} prompt tokens"),
         ("throughput", f"{a.throughput_tokens_per_s:.2f} tokens/s" if a.throughput_tokens_per_s else "-"),
         ("time", f"prefill {percent(a.prefill_time_frac)}, decode {percent(a.decode_time_frac)}"),
-        ("bytes per token", f"{num_bytes(a.step_bytes)}: weights {a.weight_read_bytes:,} B, cache {kv} a position"),
+        ("bytes per token", f"{num_bytes(a.step_bytes)}: weights {a.weight_read_bytes:,} B, {kept}"),
         ("roof", f"{gb_per_s(a.roof_read_bytes_per_s)} ({a.roof_source or 'none'})"),
         ("probe", f"{gb_per_s(a.probe_read_bytes_per_s)}; data sheet {gb_per_s(a.datasheet_bytes_per_s)}"),
         ("achieved", gb_per_s(a.achieved_bytes_per_s)),
         ("MFU", f"decode {percent(a.mfu_frac)}, prefill {percent(a.prefill_mfu_frac)}"),
+        ("prefill", prefill_line(a)),
+        ("where time goes", ", ".join(f"{s.part} {percent(s.time_frac)}" for s in a.time_shares[:4]) or "-"),
         ("lost", f"outside kernels {percent(a.outside_kernels_frac)}; waiting for a core {percent(a.cpu_wait_frac)}"),
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]
     return lines + [("warning", warning) for warning in a.warnings]
+
+
+def prefill_line(a: "Analysis") -> str:
+    """The prompt's own verdict and what it rests on."""
+    from harness.units import gb_per_s, ms, percent
+
+    if a.prefill_verdict is None:
+        return "no prompt was computed"
+    quadratic = (a.prefill_attention_flop or 0) / a.prefill_flop if a.prefill_flop else None
+    rest = f"floor {ms(a.prefill_floor_s)}, weights at {gb_per_s(a.prefill_achieved_bytes_per_s)}"
+    return f"{a.prefill_verdict}: {a.prefill_reason} ({rest}; {percent(quadratic)} of its FLOP grow with the square)"

@@ -44,7 +44,7 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
     from harness.cli.ab import ab_table
-    from harness.cli.bench import analysis_lines
+    from harness.cli.bench import show_figures
     from harness.cli.render import show as show_rows
     from harness.cli.render import show_object
     from harness.records import find_run, load_record
@@ -61,9 +61,7 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
         if format is Format.table and record.rows:
             show_rows(ab_table(record.rows), format)
         return
-    if record.analysis is not None:
-        lines += analysis_lines(record.analysis)
-    show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
+    show_figures(record, record.model_dump(mode="json"), format, lines, folder)
 
 
 @app.command()
@@ -85,12 +83,11 @@ def compare(
 @app.command()
 def recompute(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """Derive a run's figures again from its samples, and store them; also makes figures of an interrupted run."""
-    from harness.cli.bench import analysis_lines
-    from harness.cli.render import show_object
+    from harness.cli.bench import figures_row, show_figures
     from harness.records import find_run
     from harness.records import runs_dir as resolve
     from harness.report.runs import recompute_run
 
     folder = find_run(resolve(runs_dir), run)
-    analysis = recompute_run(folder)
-    show_object(analysis.model_dump(mode="json"), format, [*analysis_lines(analysis), ("record", str(folder))])
+    record = recompute_run(folder)
+    show_figures(record, figures_row(record), format, [], folder)

@@ -31,19 +31,28 @@ CALLS_PER_TRIAL = 3
 
 @dataclass(frozen=True)
 class Request:
-    """One prompt and how long its answer may be."""
+    """What is asked for: one prompt, or several of one length that are decoded together."""
 
     prompt: str | None
-    """Text, tokenized by the engine inside the timed region; exactly one of prompt and prompt_ids is given."""
-    prompt_ids: tuple[int, ...] | None
+    """Text, tokenized by the engine inside the timed region; exactly one of prompt and prompts_ids is given."""
+    prompts_ids: tuple[tuple[int, ...], ...] | None
+    """Token ids of each prompt of the batch."""
     max_output_tokens: int
+    """Of each prompt's answer."""
     ignore_eos: bool
     """Fixed length: exactly max_output_tokens come, whatever the model says."""
+    skip_prompt: bool = False
+    """Do not compute the prompt: its places hold random keys and values, since only the steps behind it are asked for.
+    Engines that `can_skip_prompt` do so."""
+
+    @property
+    def batch(self) -> int:
+        return 1 if self.prompts_ids is None else len(self.prompts_ids)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that arrived together. An engine in this process yields them one by one."""
+    """Tokens that arrived together. An engine in this process yields a step's: one for each prompt of the batch."""
 
     time_s: float
     token_ids: tuple[int, ...]
@@ -71,6 +80,8 @@ class Engine(Protocol):
 
     can_pause: ClassVar[bool]
     """Computes nothing between two chunks that it is asked for: a server goes on, whoever waits."""
+    can_skip_prompt: ClassVar[bool]
+    """Takes requests whose prompt is not computed (`Request.skip_prompt`)."""
 
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""

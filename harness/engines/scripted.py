@@ -90,6 +90,7 @@ class ScriptedDecoder:
     """Yields token after token at scripted times."""
 
     can_pause: ClassVar[bool] = True
+    can_skip_prompt: ClassVar[bool] = True
 
     def __init__(self, world: ScriptedWorld, model: ResolvedModel, traffic: DecodeTraffic) -> None:
         self._world, self._model, self._traffic = world, model, traffic
@@ -99,25 +100,29 @@ class ScriptedDecoder:
 
     def num_prompt_tokens(self, request: Request) -> int:
         """A text's words stand for its tokens."""
-        return len(request.prompt_ids) if request.prompt_ids is not None else len((request.prompt or "").split())
+        return len(request.prompts_ids[0]) if request.prompts_ids is not None else len((request.prompt or "").split())
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         script, world = self._world.script, self._world
         prompt = self.num_prompt_tokens(request)
         repeat_noise = world.noise(script.repeat_noise_frac)
-        world.now_s += prefill_flop(self._model.spec, prompt) / (PREFILL_MFU_FRAC * script.peak_flop_per_s)
+        if not request.skip_prompt:
+            flop = request.batch * prefill_flop(self._model.spec, prompt)
+            world.now_s += flop / (PREFILL_MFU_FRAC * script.peak_flop_per_s)
         for index in range(min(request.max_output_tokens, script.stop_after or request.max_output_tokens)):
-            if index:
+            if index or request.skip_prompt:
                 noise = repeat_noise * world.noise(script.step_noise_frac)
-                world.now_s += sum(self._step_parts_s(prompt + index)) * noise
-            yield Chunk(world.now_s, (index % self._model.spec.vocab_size,), f"{index} " if request.prompt else "")
+                world.now_s += sum(self._step_parts_s(prompt + index, request.batch)) * noise
+            tokens = (index % self._model.spec.vocab_size,) * request.batch
+            yield Chunk(world.now_s, tokens, f"{index} " if request.prompt else "")
 
-    def _step_parts_s(self, context: int) -> tuple[float, float, float]:
-        """(linear path, attention path, gap) of one step by the script's truth."""
+    def _step_parts_s(self, context: int, batch: int = 1) -> tuple[float, float, float]:
+        """(linear path, attention path, gap) of one step by the script's truth; the linear path at its higher wall."""
         script, bandwidth = self._world.script, self._world.bandwidth()
-        kv_bytes = self._traffic.cache_bytes(context) + self._traffic.kv_bytes_per_context_token
-        other_bytes = self._traffic.step_bytes(context) - kv_bytes
-        linear_s = other_bytes / (script.util_frac * bandwidth)
+        kv_bytes = batch * (self._traffic.cache_bytes(context) + self._traffic.kv_bytes_per_context_token)
+        other_bytes = self._traffic.step_bytes(context, batch) - kv_bytes
+        compute_s = self._traffic.step_flop(context, batch) / script.peak_flop_per_s
+        linear_s = max(other_bytes / bandwidth, compute_s) / script.util_frac
         attention_s = kv_bytes / ((script.kv_util_frac or script.util_frac) * bandwidth)
         return linear_s, attention_s, script.gap_s
 

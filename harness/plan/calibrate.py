@@ -3,8 +3,9 @@
 from harness.errors import ConfigError, MeasurementError
 from harness.models import ResolvedModel
 from harness.roofline import Floor
+from harness.specs.analysis import Analysis
 from harness.specs.plan import Calibration, Walls
-from harness.specs.record import Analysis, RunRecord
+from harness.specs.record import RunRecord
 
 
 def run_walls(record: RunRecord, model: ResolvedModel) -> tuple[Walls, Calibration]:

@@ -6,11 +6,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.analysis import analyse
-from harness.bench import run_facts
+from harness.bench import derived_figures
 from harness.errors import ConfigError
 from harness.records import Record, list_runs, load_bench, load_events, write_record
-from harness.specs.record import Analysis, RunRecord
+from harness.specs.record import RunRecord
 
 _COMPARED = (
     "verdict", "cause", "util_frac", "util_interval_frac", "tpot_s", "ttft_s", "floor_s", "throughput_tokens_per_s",
@@ -32,6 +31,8 @@ def _row(folder: Path, found: Record | ConfigError) -> dict[str, Any]:
     if isinstance(found, RunRecord) and found.analysis is not None:
         analysis = found.analysis
         row |= {"verdict": analysis.verdict, "util_frac": analysis.util_frac, "tpot_s": analysis.tpot_s}
+    if isinstance(found, RunRecord) and found.sweep is not None:
+        row["note"] = f"sweep over {len(found.sweep.points)} values of {found.sweep.over}"
     return row
 
 
@@ -61,21 +62,23 @@ def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def recompute_run(folder: Path) -> Analysis:
+def recompute_run(folder: Path) -> RunRecord:
     """Derive a run's figures again from its samples, and replace them in its record."""
     record = load_bench(folder)
     if record.status == "running":
         raise ConfigError(f"{folder.name} is still being measured", "wait until it ends")
     try:
-        requests, analysis = analyse(run_facts(record), load_events(folder))
+        figures = derived_figures(record, load_events(folder))
     except ValidationError as fault:
         error = fault.errors()[0]
         place = ".".join(map(str, error["loc"]))
         raise ConfigError(f"{folder.name}: {place}: {error['msg']}", "its samples are damaged") from None
+    requests = figures["requests"]
     if len(requests) < len(record.requests):
         raise ConfigError(
             f"{folder.name}: {len(requests)} whole repeats in its samples, {len(record.requests)} in its record",
             "the samples lost some; the record is kept as it is",
         )
-    write_record(folder, record.model_copy(update={"requests": requests, "analysis": analysis}))
-    return analysis
+    record = record.model_copy(update=figures)
+    write_record(folder, record)
+    return record

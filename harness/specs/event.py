@@ -38,10 +38,15 @@ class SendEvent(Frozen):
     repeat: NonNegativeInt
     time_s: float
     num_prompt_tokens: PositiveInt
+    """Of each prompt."""
+    batch: PositiveInt = 1
+    """Prompts that are decoded together."""
+    prompt_computed: bool = True
+    """Else its places hold random keys and values, and the first token's time says nothing."""
 
 
 class ChunkEvent(Frozen):
-    """Tokens arrive."""
+    """Tokens arrive: of a batch a token for each prompt."""
 
     event: Literal["chunk"] = "chunk"
     repeat: NonNegativeInt

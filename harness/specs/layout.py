@@ -11,10 +11,6 @@ from harness.specs.parts.mlp import Moe
 from harness.specs.parts.product import Shape
 from harness.specs.tensor import TensorMeta
 
-# In plain dense models (`ModelSpec.dense`).
-EMBEDDING = "embed_tokens.weight"
-LM_HEAD = "lm_head.weight"
-
 _PLACES = {
     "model.": "lm_head",
     "backbone.": "lm_head",

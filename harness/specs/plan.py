@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from harness.roofline import Wall
+from harness.specs.analysis import VerdictName
 from harness.specs.base import Frozen
-from harness.specs.record import VerdictName
 
 Bits = Literal[4, 8]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeInt, model_validator
 
 from harness.specs.base import Count, Frozen, Magnitude, Number, Share
+from harness.specs.sweep import Sweep
 
 
 class Workload(Frozen):
@@ -130,3 +131,23 @@ class RunConfig(Frozen):
     workload: Workload
     probe: ProbeConfig = ProbeConfig()
     gate: Gate = Gate()
+    sweep: Sweep | None = None
+    """Several values of one thing in one run; null: the workload as it is."""
+
+    @model_validator(mode="after")
+    def _sweeps_over_token_ids(self) -> "RunConfig":
+        if self.sweep is not None and self.workload.input_tokens is None:
+            raise ValueError("a sweep needs workload.input_tokens: texts have the length they have")
+        if self.sweep is not None and self.gate != Gate():
+            raise ValueError("a sweep has no gate: its figures are of several workloads")
+        return self
+
+    @property
+    def longest_prompt(self) -> int:
+        """Of prompts given as a length."""
+        lengths = self.sweep.values if self.sweep is not None and self.sweep.over != "batch" else ()
+        return max(lengths or (self.workload.input_tokens or 1,))
+
+    @property
+    def largest_batch(self) -> int:
+        return max(self.sweep.values) if self.sweep is not None and self.sweep.over == "batch" else 1

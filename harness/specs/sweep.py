@@ -43,6 +43,11 @@ def parse_sweep(text: str) -> Sweep:
     return Sweep.model_validate({"over": key, "values": numbers})
 
 
+def as_override(sweep: Sweep) -> str:
+    """As `--set` takes it."""
+    return f"sweep={sweep.model_dump_json()}"
+
+
 def _doublings(first: int, last: int) -> list[int]:
     """first, 2 first, 4 first, ... and last."""
     values = []

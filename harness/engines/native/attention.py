@@ -40,6 +40,7 @@ class AttentionLayer:
     ) -> None:  # fmt: skip
         self._spec, self._workspace, self._index = spec, workspace, index
         self._cache, self._angles = cache, angles
+        self._filled: set[int] = set()
         modules = {role: f"{at}self_attn.{role}_proj" for role in "qkv"}
         self._qkv = Products.load(source, workspace.fuse, modules)
         self._o = Products.load(source, False, {"o": f"{at}self_attn.o_proj"})
@@ -48,6 +49,12 @@ class AttentionLayer:
 
     def reset(self, request: int) -> None:
         """Nothing: places behind the context are not read."""
+
+    def fill(self, request: int) -> None:
+        """Random keys and values in all places, once: what real requests leave there later is as good."""
+        if request not in self._filled:
+            self._cache[request].normal_()
+            self._filled.add(request)
 
     def launches(self, rows: Rows, x: torch.Tensor, out: torch.Tensor) -> Iterator[Bound]:
         """x and out are [rows, hidden]."""

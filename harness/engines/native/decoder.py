@@ -45,9 +45,9 @@ class Step:
 
 
 class Decoder:
-    """A model with a cache for each of `batch` requests that go on together, of up to `max_context` positions."""
+    """A model with a cache for each of up to `batch` requests that go on together, of up to `max_context` positions."""
 
-    def __init__(self, source: TensorSource, workspace: Workspace) -> None:
+    def __init__(self, source: TensorSource, workspace: Workspace, prefill_chunk: int) -> None:
         self.workspace, spec, prefix = workspace, workspace.spec, workspace.spec.tensor_prefix
         w = workspace
         self._embedding = source.tensor(embedding_name(spec))
@@ -59,32 +59,34 @@ class Decoder:
         ]
         self._final_norm = w.norm(source, final_norm_name(spec))
         self._head = Linear(self._embedding, None) if source.tied else source.linear(spec.lm_head)
-        self._prompt = torch.zeros(w.max_rows, dtype=torch.int64, device=w.device)
+        self._prompt = torch.zeros(prefill_chunk, dtype=torch.int64, device=w.device)
         self.token = torch.zeros(w.batch, dtype=torch.int64, device=w.device)
         """int64 [batch]: what the last step chose for each request, and what the next one takes in."""
         self.logits = torch.empty(w.batch, spec.vocab_size, dtype=w.dtype, device=w.device)
         """[batch, vocab] of each request's last token; overwritten by the next step."""
-        self._steps: dict[tuple[int, int] | None, Step] = {}
+        self._prompt_steps: dict[tuple[int, int], Step] = {}
+        self._decode_steps: dict[int, Step] = {}
 
     @property
     def context(self) -> torch.Tensor:
         """int64 [1]: positions taken in."""
         return self.workspace.context
 
-    def decode_step(self) -> Step:
-        """The launches that take in each request's token and choose the next; built when first asked for."""
-        if None not in self._steps:
-            rows = Rows.of_decode(self.workspace.batch)
-            self._steps[None] = Step(self._launches(rows, self.token, self.logits, self.token))
-        return self._steps[None]
+    def decode_step(self, batch: int = 1) -> Step:
+        """The launches that take in the tokens of the first `batch` requests and choose the next; built when first
+        asked for."""
+        if batch not in self._decode_steps:
+            rows, token = Rows.of_decode(batch), self.token[:batch]
+            self._decode_steps[batch] = Step(self._launches(rows, token, self.logits[:batch], token))
+        return self._decode_steps[batch]
 
     def _prompt_step(self, num_tokens: int, request: int) -> Step:
-        if (num_tokens, request) not in self._steps:
+        if (num_tokens, request) not in self._prompt_steps:
             own = slice(request, request + 1)
             rows = Rows.of_prompt(num_tokens, request)
             launches = self._launches(rows, self._prompt[:num_tokens], self.logits[own], self.token[own])
-            self._steps[num_tokens, request] = Step(launches)
-        return self._steps[num_tokens, request]
+            self._prompt_steps[num_tokens, request] = Step(launches)
+        return self._prompt_steps[num_tokens, request]
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
         """Take in a prompt a request, all of one length, from empty caches and chunk by chunk; the first output token
@@ -93,9 +95,16 @@ class Decoder:
             self.context.zero_()
             for layer in self._layers:
                 layer.mixer.reset(request)
-            for chunk in torch.split(torch.tensor(ids, dtype=torch.int64), self.workspace.max_rows):
+            for chunk in torch.split(torch.tensor(ids, dtype=torch.int64), len(self._prompt)):
                 self._prompt[: len(chunk)].copy_(chunk)
                 self._prompt_step(len(chunk), request).run()
+
+    def pretend(self, batch: int, num_positions: int) -> None:
+        """As if the first `batch` requests had taken in so many positions: caches and states hold random values."""
+        for layer in self._layers:
+            for request in range(batch):
+                layer.mixer.fill(request)
+        self.context.fill_(num_positions)
 
     def _launches(self, rows: Rows, ids: torch.Tensor, logits: torch.Tensor, token: torch.Tensor) -> Iterator[Bound]:
         w, e = self.workspace, self.workspace.elementwise

@@ -13,7 +13,7 @@ import torch
 
 from harness.backends.base import Executor, Launch
 from harness.engines.base import CALLS_PER_TRIAL, Chunk, Request, side_by_side
-from harness.engines.native.decoder import Decoder
+from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
 from harness.errors import ConfigError
@@ -33,6 +33,7 @@ class NativeDecoding:
     """A loaded model that answers one request at a time."""
 
     can_pause: ClassVar[bool] = True
+    can_skip_prompt: ClassVar[bool] = True
 
     def __init__(
         self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel, config: NativeEngine,
@@ -40,12 +41,18 @@ class NativeDecoding:
     ) -> None:  # fmt: skip
         self._decoder, self._ops, self._executor = decoder, ops, executor
         self._model, self._config, self._tokenizer, self._load_s = model, config, tokenizer, load_s
-        self._decode = self._decode_launch()
-        self._read_token = self._token_reader()
+        self._decodes: dict[int, Launch] = {}
+        self._decode_launch(1)
+        self._read_tokens = self._token_reader()
 
-    def _decode_launch(self) -> Launch:
+    def _decode_launch(self, batch: int) -> Launch:
+        """The decode step of so many requests, made when first asked for."""
+        if batch not in self._decodes:
+            self._decodes[batch] = self._launch_of(self._decoder.decode_step(batch))
+        return self._decodes[batch]
+
+    def _launch_of(self, step: Step) -> Launch:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
-        step = self._decoder.decode_step()
         if self._executor.device.kind == "cpu":
             return step.run
         step.run()  # compilations and library handles happen outside the capture
@@ -56,54 +63,63 @@ class NativeDecoding:
         replay: Launch = graph.replay
         return replay
 
-    def _token_reader(self) -> Callable[[], int]:
-        """How the host gets the chosen token: on a GPU by waiting for it; on a CPU from memory.
+    def _token_reader(self) -> Callable[[int], tuple[int, ...]]:
+        """How the host gets the chosen tokens of a batch: on a GPU by waiting for them; on a CPU from memory.
 
         On a CPU a call into torch here would find its code gone from the caches, which a step has just swept.
         """
         token = self._decoder.token
         if self._executor.device.kind != "cpu":
-            return lambda: int(token.item())
+            return lambda batch: tuple(token[:batch].tolist())
         shared = token.numpy()
-        return lambda: int(shared[0])
+        return lambda batch: tuple(shared[:batch].tolist())
 
     def clock_s(self) -> float:
         return time.perf_counter()
 
     def num_prompt_tokens(self, request: Request) -> int:
-        return len(self._ids(request))
+        return len(self._ids(request)[0])
 
-    def _ids(self, request: Request) -> tuple[int, ...]:
-        if request.prompt_ids is not None:
-            return request.prompt_ids
+    def _ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        if request.prompts_ids is not None:
+            return request.prompts_ids
         if self._tokenizer is None:
             raise ConfigError(
                 f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
                 "set workload.input_tokens instead of workload.prompts",
             )
-        return tuple(self._tokenizer.encode(request.prompt or "", add_special_tokens=False).ids)
+        return (tuple(self._tokenizer.encode(request.prompt or "", add_special_tokens=False).ids),)
 
     def generate(self, request: Request) -> Iterator[Chunk]:
-        """Prefill, then a step a token. Greedy; without ignore_eos it ends with the model's end token."""
-        ids = self._ids(request)
-        self._check_fits(len(ids) + request.max_output_tokens)
-        text = _TextStream(self._tokenizer)
+        """Prefill, then a step a token. Greedy; without ignore_eos it ends with the first prompt's end token, whose
+        answer is also the text."""
+        prompts = self._ids(request)
+        self._check_fits(len(prompts), len(prompts[0]) + request.max_output_tokens)
+        text, decode = _TextStream(self._tokenizer), self._decode_launch(len(prompts))
         stop = () if request.ignore_eos else self._model.spec.eos_token_ids
         with self._undisturbed():
-            self._decoder.prefill([ids])
+            self._take_in(prompts, request.skip_prompt)
             for index in range(request.max_output_tokens):
-                if index:
-                    self._decode()
-                token = self._read_token()
-                yield Chunk(time.perf_counter(), (token,), text.piece(token))
-                if token in stop:
+                if index or request.skip_prompt:
+                    decode()
+                tokens = self._read_tokens(len(prompts))
+                yield Chunk(time.perf_counter(), tokens, text.piece(tokens[0]))
+                if tokens[0] in stop:
                     return
 
-    def _check_fits(self, num_places: int) -> None:
+    def _take_in(self, prompts: tuple[tuple[int, ...], ...], skip: bool) -> None:
+        """The prompts, or all but their last token as if they had been: the first step then takes that one in."""
+        if skip:
+            self._decoder.pretend(len(prompts), len(prompts[0]) - 1)
+        else:
+            self._decoder.prefill(prompts)
+
+    def _check_fits(self, batch: int, num_places: int) -> None:
         """A kernel writes where the context says: past the cache is somebody else's memory."""
-        if num_places > self._decoder.workspace.max_context:
+        room = self._decoder.workspace
+        if num_places > room.max_context or batch > room.batch:
             raise ConfigError(
-                f"a request of {num_places} positions, the cache has {self._decoder.workspace.max_context}",
+                f"{batch} requests of {num_places} positions, there are caches for {room.batch} of {room.max_context}",
                 "ask for no more than the run's workload says",
             )
 
@@ -161,14 +177,15 @@ class NativeDecoding:
         """A few decode steps with a clock around each launch; on a GPU launches return early, so that needs a trace."""
         if self._executor.device.kind != "cpu":
             return Evidence()
-        ids = self._ids(request)
-        launches = self._decoder.decode_step().launches
+        prompts = self._ids(request)
+        launches = self._decoder.decode_step(len(prompts)).launches
         spent_s: dict[str, float] = defaultdict(float)
         clock = time.perf_counter
         # In the middle of the answer: what the cache costs a step is then what it cost the run on average.
-        context = min(len(ids) + request.max_output_tokens // 2, self._decoder.workspace.max_context - num_steps)
+        room = self._decoder.workspace.max_context - num_steps
+        context = min(len(prompts[0]) + request.max_output_tokens // 2, room)
         with self._undisturbed():
-            self._decoder.prefill([ids])
+            self._take_in(prompts, request.skip_prompt)
             self._decoder.context.fill_(context)
             began = clock()
             for _ in range(num_steps):
@@ -212,7 +229,7 @@ class NativeDecoding:
 
     def close(self) -> None:
         """Frees what the engine holds of the device."""
-        del self._decoder, self._decode, self._read_token
+        del self._decoder, self._decodes, self._read_tokens
 
 
 class _TextStream:

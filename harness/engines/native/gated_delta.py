@@ -60,6 +60,11 @@ class GatedDeltaLayer:
         self._states[request].conv.zero_()
         self._states[request].recurrent.zero_()
 
+    def fill(self, request: int) -> None:
+        """A random state."""
+        self._states[request].conv.normal_()
+        self._states[request].recurrent.normal_()
+
     def launches(self, rows: Rows, x: torch.Tensor, out: torch.Tensor) -> Iterator[Bound]:
         """x and out are [rows, hidden]."""
         w, widths = self._workspace, list(self._widths.values())

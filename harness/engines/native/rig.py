@@ -57,8 +57,8 @@ class NativeRig:
     def open_engine(self) -> NativeDecoding:
         engine, model = self._engine_config, self._model
         dtype = CONFIG_DTYPES[engine.dtype] if engine.dtype else model.spec.dtype
-        max_context = self._max_context()
-        self._check_memory(dtype, max_context)
+        max_context, batch = self._max_context(), self._config.largest_batch
+        self._check_memory(dtype, max_context, batch)
         started = time.perf_counter()
         if engine.weights == "synthetic":
             source = synthetic_source(model.spec, dtype, self._torch_device, engine.seed)
@@ -69,12 +69,12 @@ class NativeRig:
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
         # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
         elementwise = choose_elementwise(engine.elementwise, Executor(self.device), dtype)
+        chunk = min(engine.prefill_chunk, max_context)
         workspace = Workspace(
-            model.spec, ops, elementwise, self._torch_device, batch=1, max_context=max_context,
-            max_rows=min(engine.prefill_chunk, max_context), fuse=engine.fuse,
-            context=torch.zeros(1, dtype=torch.int64, device=self._torch_device),
+            model.spec, ops, elementwise, self._torch_device, batch, max_context, max_rows=max(chunk, batch),
+            fuse=engine.fuse, context=torch.zeros(1, dtype=torch.int64, device=self._torch_device),
         )  # fmt: skip
-        decoder = Decoder(source, workspace)
+        decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
         return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)
 
@@ -82,7 +82,7 @@ class NativeRig:
         """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""
         work, tokenizer = self._config.workload, self._tokenizer()
         if work.prompts is None:
-            prompt = work.input_tokens or 1
+            prompt = self._config.longest_prompt
         elif tokenizer is None:
             raise ConfigError(
                 f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
@@ -92,11 +92,11 @@ class NativeRig:
             prompt = max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in work.prompts)
         return prompt + max(work.output_tokens, work.warmup_tokens, EXPLAIN_STEPS)
 
-    def _check_memory(self, dtype: str, max_context: int) -> None:
+    def _check_memory(self, dtype: str, max_context: int, batch: int) -> None:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
         weights = sum(tensor.num_elements for tensor in self._model.tensors) * dtype_bytes(dtype)
         spec = self._model.spec
-        cache = sum(
+        cache = batch * sum(
             layer.mixer.kv_values * max_context * dtype_bytes(dtype) + layer.mixer.state_bytes(dtype_bytes(dtype))
             for layer in spec.layers
         )

@@ -1,0 +1,164 @@
+"""The judgement of a prompt: how far from the compute wall, and what share of the whole request each part has. Pure.
+
+A prompt's tokens share one reading of the weights, so from some tens of tokens on arithmetic is its wall: products with
+weights grow with the tokens, attention with their square. Long prompts are taken in by chunks, each of which reads all
+weights again; the floor is the sum over chunks of the higher wall.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from harness.facts import RunFacts
+from harness.repeats import Repeat, batch_of
+from harness.roofline import Floor, Wall, compute_floor_s, frac, memory_floor_s
+from harness.specs.analysis import PrefillVerdictName, TimeShare
+from harness.specs.engine import Evidence
+from harness.specs.model import ModelSpec
+from harness.specs.step import DecodeTraffic
+from harness.stats import mean_interval, median
+from harness.traffic import PromptFlop, chunk_flop, prompt_flop
+from harness.units import percent
+from harness.verdict import AT_WALL_FROM_FRAC, MAX_CPU_WAIT_FRAC, MAX_INTERVAL_WIDTH_FRAC, UNDERFED_BELOW_FRAC
+
+INVALID_ABOVE_FRAC = 1.1
+"""The peak is the best of a few products of one size: a tenth more is believed."""
+
+
+def chunk_bounds(num_tokens: int, chunk: int | None) -> list[tuple[int, int]]:
+    """(begin, end) of each chunk; without a size, one."""
+    edges = [*range(0, num_tokens, chunk or num_tokens), num_tokens]
+    return list(pairwise(edges))
+
+
+def prefill_bytes(traffic: DecodeTraffic, num_tokens: int, chunk: int | None) -> int:
+    """Weights that a prompt reads: what its tokens take, once a chunk."""
+    return sum(traffic.step_weight_bytes(end - begin) for begin, end in chunk_bounds(num_tokens, chunk))
+
+
+def prefill_floors(
+    spec: ModelSpec, traffic: DecodeTraffic, num_tokens: int, chunk: int | None, roof: float, peak: float
+) -> list[Floor]:
+    """Of each chunk."""
+    bounds = chunk_bounds(num_tokens, chunk)
+    head = sum(prompt_flop(spec, num_tokens)) - sum(chunk_flop(spec, 0, num_tokens))
+    flops = [sum(chunk_flop(spec, *bound)) for bound in bounds]
+    flops[-1] += head
+    return [
+        Floor(
+            memory_s=memory_floor_s(traffic.step_weight_bytes(end - begin), roof),
+            compute_s=compute_floor_s(flop, peak),
+        )
+        for (begin, end), flop in zip(bounds, flops, strict=True)
+    ]
+
+
+def main_wall(floors: Sequence[Floor]) -> Wall:
+    """The wall that most of the floors' time stands at."""
+    compute_s = sum(floor.floor_s for floor in floors if floor.bound == "compute")
+    return "compute" if 2 * compute_s > sum(floor.floor_s for floor in floors) else "memory"
+
+
+def prefill_row(
+    facts: RunFacts, repeats: Sequence[Repeat], roof: float | None, wait_frac: float | None
+) -> dict[str, Any]:
+    """The prompt's work and judgement. A batch's prompts are taken in one after another."""
+    prompt, batch = _prompt_tokens(repeats), batch_of(repeats)
+    flop = None if prompt is None else PromptFlop(*(batch * part for part in prompt_flop(facts.model, prompt)))
+    row: dict[str, Any] = {"prefill_flop": flop and sum(flop), "prefill_mfu_frac": None}
+    row |= {} if flop is None else {f"prefill_{name}_flop": part for name, part in flop._asdict().items()}
+    ttfts = [r.chunks[0].time_s - r.send.time_s for r in repeats if r.chunks and r.send.prompt_computed]
+    ttft_s = median(ttfts)
+    if prompt is None or flop is None or not ttft_s:
+        return row
+    floors: list[Floor] = []
+    if roof is not None and facts.peak_flop_per_s is not None:
+        walls = (roof, facts.peak_flop_per_s)
+        floors = batch * prefill_floors(facts.model, facts.traffic, prompt, facts.prefill_chunk, *walls)
+    floor_s, wall = (sum(floor.floor_s for floor in floors), main_wall(floors)) if floors else (None, None)
+    verdict = judge_prefill(floor_s, wall, ttfts, wait_frac)
+    return row | {
+        "prefill_verdict": verdict.verdict,
+        "prefill_reason": verdict.reason,
+        "prefill_floor_s": floor_s,
+        "prefill_bound": wall,
+        "prefill_util_frac": verdict.util_frac,
+        "prefill_util_interval_frac": verdict.interval_frac,
+        "prefill_mfu_frac": frac(sum(flop) / ttft_s, facts.peak_flop_per_s),
+        "prefill_achieved_bytes_per_s": batch * prefill_bytes(facts.traffic, prompt, facts.prefill_chunk) / ttft_s,
+    }
+
+
+def _prompt_tokens(repeats: Sequence[Repeat]) -> int | None:
+    middle = median([repeat.send.num_prompt_tokens for repeat in repeats])
+    return None if middle is None else round(middle)
+
+
+@dataclass(frozen=True)
+class PrefillVerdict:
+    """The judgement of a prompt."""
+
+    verdict: PrefillVerdictName
+    reason: str
+    util_frac: float | None = None
+    interval_frac: tuple[float, float] | None = None
+
+
+def judge_prefill(
+    floor_s: float | None, wall: Wall | None, ttfts_s: Sequence[float], wait: float | None
+) -> PrefillVerdict:
+    """The same bands as a decode's, on the floor over TTFT. `wait`: share of the time that others held our cores."""
+    if floor_s is None or wall is None:
+        return PrefillVerdict("no-peak", "no matrix product was timed here, so the compute wall is not known")
+    utils = [floor_s / ttft_s for ttft_s in ttfts_s]
+    util, interval = sum(utils) / len(utils), mean_interval(utils)
+    name, reason = _band(util, interval, wait, wall)
+    return PrefillVerdict(name, reason, util, interval)
+
+
+def _band(
+    util: float, interval: tuple[float, float] | None, wait: float | None, wall: Wall
+) -> tuple[PrefillVerdictName, str]:
+    if wait is not None and wait > MAX_CPU_WAIT_FRAC:
+        return "unstable", f"other processes kept this run's threads from their cores for {percent(wait)} of the time"
+    if util > INVALID_ABOVE_FRAC:
+        return "invalid", f"utilization {util:.3f}: faster than the machine's {wall} wall, whose figure is too low"
+    if interval is not None and interval[1] - interval[0] > MAX_INTERVAL_WIDTH_FRAC:
+        low, high = interval
+        return (
+            "unstable",
+            f"the interval of utilization, {low:.3f} to {high:.3f}, is wider than {MAX_INTERVAL_WIDTH_FRAC}",
+        )
+    reason = f"utilization {util:.3f}: the {wall} floor is {percent(util)} of the time to the first token"
+    if util < UNDERFED_BELOW_FRAC:
+        return "underfed", reason
+    return ("approaching" if util < AT_WALL_FROM_FRAC else "at-wall"), reason
+
+
+def time_shares(
+    spec: ModelSpec, num_tokens: int | None, prefill_frac: float | None, decode_frac: float | None,
+    evidence: Evidence | None,
+) -> tuple[TimeShare, ...]:  # fmt: skip
+    """Parts of a whole request's time, the largest first. Decode's parts by the clock of the instrumented pass where
+    there was one; a prompt's by FLOP, since no instrument looked into it."""
+    shares = []
+    if prefill_frac and num_tokens:
+        flop = prompt_flop(spec, num_tokens)
+        parts = {f"prefill {name}": part for name, part in flop._asdict().items() if part}
+        shares += [
+            TimeShare(part=name, time_frac=prefill_frac * part / sum(flop), by="FLOP") for name, part in parts.items()
+        ]
+    if decode_frac:
+        shares += [
+            TimeShare(part=name, time_frac=decode_frac * part, by="clock") for name, part in _decode_parts(evidence)
+        ]
+    return tuple(sorted(shares, key=lambda share: -share.time_frac))
+
+
+def _decode_parts(evidence: Evidence | None) -> list[tuple[str, float]]:
+    if evidence is None or evidence.step_s is None:
+        return [("decode", 1.0)]
+    times = {part.name: part.step_s for part in evidence.classes}
+    times["outside kernels"] = evidence.outside_kernels_s or 0.0
+    return [(f"decode {name}", time_s / evidence.step_s) for name, time_s in times.items() if time_s]

@@ -9,7 +9,9 @@ import typer
 from harness.cli.options import Format, FormatOption, RunsDirOption
 
 if TYPE_CHECKING:
-    from harness.specs.plan import Plan
+    from pathlib import Path
+
+    from harness.specs.plan import Plan, Scenario
 
 MAX_COUNT = 1 << 30
 
@@ -49,15 +51,8 @@ def plan(
     format: FormatOption = Format.table,
 ) -> None:
     """The floors of a decode, from shapes and figures alone, and what would move them. Nothing is run."""
-    from harness.errors import ConfigError
-    from harness.models import resolve_model
-    from harness.plan.row import plan_from_run, plan_on_devices
     from harness.specs.plan import Scenario
 
-    if bool(device) == bool(from_run):
-        raise ConfigError(
-            "a plan is for devices or from a run", "give either --device (harness devices) or --from-run (harness runs)"
-        )
     scenario = Scenario.model_validate(
         {
             "context": context,
@@ -68,21 +63,30 @@ def plan(
             "kv_bits": _int(kv_bits),
         }
     )
-    if from_run:
-        from harness.records import find_run, load_bench
-        from harness.records import runs_dir as resolve
-
-        record = load_bench(find_run(resolve(runs_dir), from_run))
-        _show_one(plan_from_run(resolve_model(model), scenario, record), format)
-        return
-
-    from harness.devices.datasheet import load_device_spec
-
-    plans = plan_on_devices(resolve_model(model), scenario, [load_device_spec(name) for name in device or ()])
+    plans = _plans(model, scenario, device or [], from_run, runs_dir)
     if len(plans) == 1:
         _show_one(plans[0], format)
     else:
         _show_several(plans, format)
+
+
+def _plans(
+    model: str, scenario: "Scenario", devices: "Sequence[str]", run: str | None, runs_dir: "Path | None"
+) -> "list[Plan]":
+    from harness.devices.datasheet import load_device_spec
+    from harness.errors import ConfigError
+    from harness.models import resolve_model
+    from harness.plan.row import plan_from_run, plan_on_devices
+    from harness.records import find_run, load_bench
+    from harness.records import runs_dir as resolve
+
+    if bool(devices) == bool(run):
+        raise ConfigError(
+            "a plan is for devices or from a run", "give either --device (harness devices) or --from-run (harness runs)"
+        )
+    if run:
+        return [plan_from_run(resolve_model(model), scenario, load_bench(find_run(resolve(runs_dir), run)))]
+    return plan_on_devices(resolve_model(model), scenario, [load_device_spec(name) for name in devices])
 
 
 def _int(bits: Bits | None) -> int | None:

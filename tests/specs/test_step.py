@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.models import model_names, resolve_model
+from harness.specs.layout import model_tensors
+from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic
 from harness.traffic import decode_traffic
 
@@ -45,6 +47,25 @@ def test_eight_tokens_of_mixtral_read_7_2_of_8_experts() -> None:
     assert routed.num_distinct(8) == pytest.approx(distinct) == pytest.approx(7.1991, abs=1e-4)
     assert traffic.step_weight_bytes(8) == round(25_497_706_496 + 32 * (distinct - 2) * expert)
     assert traffic.step_weight_bytes(2) - traffic.step_weight_bytes(1) == 32 * 1.5 * expert
+
+
+def test_mixtures_of_other_numbers_stand_apart() -> None:
+    """Layers in turn with two of four experts, one of three, and none; an expert is 3 x 16 x 64 values of 2 bytes."""
+    expert = {"kind": "gated-mlp", "intermediate_size": 16}
+    mixer = {"kind": "attention", "num_heads": 4, "num_kv_heads": 2, "head_dim": 32}
+    mlps = [{"kind": "moe", "num_experts": e, "experts_per_token": k, "expert": expert} for e, k in ((4, 2), (3, 1))]
+    spec = ModelSpec.model_validate(
+        {
+            "model_type": "x", "hidden_size": 64, "kinds": [{"mixer": mixer, "mlp": mlp} for mlp in (*mlps, expert)],
+            "pattern": [0, 1, 2, 0, 1, 2], "vocab_size": 100, "max_position_embeddings": 128,
+            "tie_word_embeddings": True, "rms_norm_eps": 1e-6, "rope_theta": 1e4, "dtype": "BF16",
+        }
+    )  # fmt: skip
+    traffic = decode_traffic(spec, model_tensors(spec), "config")
+    found = {(r.num_experts, r.experts_per_token): r.num_bytes for r in traffic.routed_experts}
+    assert found == {(4, 2): 2 * 4 * 6144, (3, 1): 2 * 3 * 6144}
+    more = 2 * 4 * 6144 * (1 / 2 - 1 / 4) + 2 * 3 * 6144 * (2 / 3 - 4 / 9)
+    assert traffic.step_weight_bytes(2) - traffic.weight_read_bytes == round(more)
 
 
 @pytest.mark.parametrize(("name", "experts"), [("deepseek-v3", 256), ("qwen3-next-80b-a3b", 512)])

@@ -53,3 +53,10 @@ def test_both_languages_show_the_same_output_and_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make ([a-z]+)", english)) | set(re.findall(r"make ([a-z]+)", chinese)):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_the_plan_is_what_the_command_prints() -> None:
+    (shown,) = re.findall(r"```text\n\$ harness (plan .*?)```", READMES[0].read_text(), re.DOTALL)
+    command, _, expected = shown.partition("\n")
+    printed = CliRunner().invoke(app, command.split()).stdout
+    assert [line.rstrip() for line in printed.splitlines()] == expected.splitlines()

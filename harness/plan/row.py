@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from harness.batching import largest_batch_memory_bound
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.plan.calibrate import predicted_prompt_s, run_walls
-from harness.plan.floors import largest_batch_in_memory, largest_batch_memory_bound, prompt_floor
+from harness.plan.floors import largest_batch_in_memory, prompt_floor
 from harness.plan.question import Question, step_figures
 from harness.plan.variants import Variants
 from harness.plan.walls import device_walls
@@ -90,7 +91,9 @@ def _bytes(question: Question) -> dict[str, Any]:
 
 def _batches(question: Question) -> dict[str, Any]:
     context, walls, rank = question.scenario.context, question.walls, question.rank
-    largest, reason = largest_batch_memory_bound(rank, walls, context)
+    largest, reason = largest_batch_memory_bound(
+        rank.traffic, context, walls.roof_read_bytes_per_s, walls.peak_flop_per_s
+    )
     return {
         "largest_batch_memory_bound": largest,
         "largest_batch_memory_bound_reason": reason,

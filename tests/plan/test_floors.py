@@ -5,8 +5,9 @@ from functools import cache
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import batching
 from harness.models import resolve_model
-from harness.plan.floors import largest_batch_memory_bound, prompt_floor, step_floor
+from harness.plan.floors import prompt_floor, step_floor
 from harness.plan.variants import Variants, Work
 from harness.specs.plan import Scenario, Walls
 
@@ -23,6 +24,10 @@ def walls(roof: float = 2e12, peak: float | None = 3e14) -> Walls:
         device="x", roof_read_bytes_per_s=roof, roof_source="this test", roof_unverified=False, peak_flop_per_s=peak,
         peak_source=None, memory_bytes=None, link_bytes_per_s=None, link_source=None,
     )  # fmt: skip
+
+
+def largest_batch_memory_bound(of: Work, at: Walls, context: int) -> tuple[int | None, str | None]:
+    return batching.largest_batch_memory_bound(of.traffic, context, at.roof_read_bytes_per_s, at.peak_flop_per_s)
 
 
 def test_llama_2_13b_at_context_one_by_hand() -> None:

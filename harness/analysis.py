@@ -30,7 +30,7 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     work = _work(facts, repeats)
     row = _identity(facts, requests) | _times(requests, repeats) | work
     row |= _judgement(facts, repeats, requests, roof, events, work["step_bytes"])
-    row |= prefill_row(facts, repeats, row["roof_read_bytes_per_s"], row["cpu_wait_frac"])
+    row |= prefill_row(facts, repeats, row["roof_read_bytes_per_s"], row["cpu_wait_frac"], events)
     shares = (row["input_tokens"], row["prefill_time_frac"], row["decode_time_frac"], last_evidence(events))
     row["time_shares"] = time_shares(facts.model, *shares)
     row["batch"] = batch_of(repeats)

@@ -153,9 +153,10 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     books = None if run.record.engine is None or run.record.engine.kind == "scripted" else WaitBooks()
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {len(requests)}{_at(config, order[repeat])}")
-        run.append_all(reading_events(probe, repeat, "before"))
+        peak_dtype = None if request.skip_prompt else engine.report().dtype
+        run.append_all(reading_events(probe, repeat, "before", peak_dtype))
         run.append_all(request_events(engine, probe, request, repeat, config.probe.every_s, books))
-        run.append_all(reading_events(probe, repeat, "after"))
+        run.append_all(reading_events(probe, repeat, "after", peak_dtype))
     if config.sweep is None:
         run.say("instrumented pass: where a step's time goes")
         run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))

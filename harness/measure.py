@@ -14,7 +14,7 @@ from typing import Literal
 from harness.devices.contention import WaitBooks
 from harness.engines.base import Engine, Request
 from harness.probe.base import Probe
-from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, ProbeEvent, SendEvent
+from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, PeakEvent, ProbeEvent, SendEvent
 
 
 def request_events(
@@ -54,7 +54,17 @@ def _pause(engine: Engine, probe: Probe, repeat: int, books: WaitBooks | None) -
     yield PauseEvent(repeat=repeat, pause_s=pause_s, resume_s=engine.clock_s(), reading=reading)
 
 
-def reading_events(probe: Probe | None, repeat: int, place: Literal["before", "after"]) -> Iterator[Event]:
-    """The bracketing reading of a repeat; none without a probe."""
-    if probe is not None:
-        yield ProbeEvent(repeat=repeat, place=place, reading=probe.read())
+def reading_events(
+    probe: Probe | None, repeat: int, place: Literal["before", "after"], peak_dtype: str | None = None
+) -> Iterator[Event]:
+    """The bracketing readings of a repeat; none without a probe. peak_dtype: of the products that a prompt is held
+    against, null where none is computed. Memory is read next to the request, as decode steps follow its state closely.
+    """
+    if probe is None:
+        return
+    peak = None if peak_dtype is None or place == "after" else probe.read_peak(peak_dtype)
+    yield ProbeEvent(repeat=repeat, place=place, reading=probe.read())
+    if peak_dtype is not None and place == "after":
+        peak = probe.read_peak(peak_dtype)
+    if peak is not None:
+        yield PeakEvent(repeat=repeat, place=place, reading=peak)

@@ -5,16 +5,17 @@ weights grow with the tokens, attention with their square. Long prompts are take
 weights again; the floor is the sum over chunks of the higher wall.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from harness.facts import RunFacts
 from harness.repeats import Repeat, batch_of
-from harness.roofline import Floor, Wall, compute_floor_s, frac, memory_floor_s
+from harness.roofline import Floor, Wall, compute_floor_s, memory_floor_s
 from harness.specs.analysis import PrefillVerdictName, TimeShare
 from harness.specs.engine import Evidence
+from harness.specs.event import Event, PeakEvent
 from harness.specs.model import ModelSpec
 from harness.specs.step import DecodeTraffic
 from harness.stats import mean_interval, median
@@ -23,7 +24,7 @@ from harness.units import percent
 from harness.verdict import AT_WALL_FROM_FRAC, MAX_CPU_WAIT_FRAC, MAX_INTERVAL_WIDTH_FRAC, UNDERFED_BELOW_FRAC
 
 INVALID_ABOVE_FRAC = 1.1
-"""The peak is the best of a few products of one size: a tenth more is believed."""
+"""The peak is the best of a few products of a few sizes: a tenth more is believed."""
 
 
 def chunk_bounds(num_tokens: int, chunk: int | None) -> list[tuple[int, int]]:
@@ -60,34 +61,68 @@ def main_wall(floors: Sequence[Floor]) -> Wall:
     return "compute" if 2 * compute_s > sum(floor.floor_s for floor in floors) else "memory"
 
 
+def peaks_around(events: Iterable[Event]) -> dict[int, float]:
+    """By repeat, the mean of what products reached before it and after it."""
+    found: dict[int, list[float]] = {}
+    for event in events:
+        if isinstance(event, PeakEvent):
+            found.setdefault(event.repeat, []).append(event.reading.flop_per_s)
+    return {repeat: sum(peaks) / len(peaks) for repeat, peaks in found.items()}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One repeat's prompts before the walls of their moment."""
+
+    ttft_s: float
+    floors: list[Floor]
+    peak_flop_per_s: float
+
+    @property
+    def floor_s(self) -> float:
+        return sum(floor.floor_s for floor in self.floors)
+
+
 def prefill_row(
-    facts: RunFacts, repeats: Sequence[Repeat], roof: float | None, wait_frac: float | None
+    facts: RunFacts, repeats: Sequence[Repeat], roof: float | None, wait_frac: float | None, events: Iterable[Event]
 ) -> dict[str, Any]:
     """The prompt's work and judgement. A batch's prompts are taken in one after another."""
-    prompt, batch = _prompt_tokens(repeats), batch_of(repeats)
-    flop = None if prompt is None else PromptFlop(*(batch * part for part in prompt_flop(facts.model, prompt)))
-    row: dict[str, Any] = {"prefill_flop": flop and sum(flop), "prefill_mfu_frac": None}
-    row |= {} if flop is None else {f"prefill_{name}_flop": part for name, part in flop._asdict().items()}
-    ttfts = [r.chunks[0].time_s - r.send.time_s for r in repeats if r.chunks and r.send.prompt_computed]
-    ttft_s = median(ttfts)
-    if prompt is None or flop is None or not ttft_s:
+    num_tokens, batch = _prompt_tokens(repeats), batch_of(repeats)
+    row: dict[str, Any] = {"prefill_flop": None, "prefill_mfu_frac": None}
+    if num_tokens is None:
         return row
-    floors: list[Floor] = []
-    if roof is not None and facts.peak_flop_per_s is not None:
-        walls = (roof, facts.peak_flop_per_s)
-        floors = batch * prefill_floors(facts.model, facts.traffic, prompt, facts.prefill_chunk, *walls)
-    floor_s, wall = (sum(floor.floor_s for floor in floors), main_wall(floors)) if floors else (None, None)
-    verdict = judge_prefill(floor_s, wall, ttfts, wait_frac)
+    flop = PromptFlop(*(batch * part for part in prompt_flop(facts.model, num_tokens)))
+    row |= {"prefill_flop": sum(flop)} | {f"prefill_{name}_flop": part for name, part in flop._asdict().items()}
+    ttft_s = median([repeat.ttft_s for repeat in repeats if repeat.send.prompt_computed and repeat.chunks])
+    if not ttft_s:
+        return row
+    prompts = _prompts(facts, repeats, roof, peaks_around(events))
+    num_bytes = batch * prefill_bytes(facts.traffic, num_tokens, facts.prefill_chunk)
+    row["prefill_achieved_bytes_per_s"] = num_bytes / ttft_s
+    verdict = judge_prefill(prompts, wait_frac)
+    row |= {"prefill_verdict": verdict.verdict, "prefill_reason": verdict.reason}
+    if not prompts:
+        return row
     return row | {
-        "prefill_verdict": verdict.verdict,
-        "prefill_reason": verdict.reason,
-        "prefill_floor_s": floor_s,
-        "prefill_bound": wall,
+        "prefill_floor_s": median([prompt.floor_s for prompt in prompts]),
+        "prefill_bound": main_wall(prompts[0].floors),
         "prefill_util_frac": verdict.util_frac,
         "prefill_util_interval_frac": verdict.interval_frac,
-        "prefill_mfu_frac": frac(sum(flop) / ttft_s, facts.peak_flop_per_s),
-        "prefill_achieved_bytes_per_s": batch * prefill_bytes(facts.traffic, prompt, facts.prefill_chunk) / ttft_s,
+        "prefill_mfu_frac": median([sum(flop) / p.ttft_s / p.peak_flop_per_s for p in prompts]),
     }
+
+
+def _prompts(
+    facts: RunFacts, repeats: Sequence[Repeat], roof: float | None, peaks: Mapping[int, float]
+) -> list[Prompt]:
+    """Of the repeats whose prompts were computed; none without a roof or a peak."""
+    found = []
+    for repeat in repeats:
+        sent, peak = repeat.send, peaks.get(repeat.send.repeat, facts.peak_flop_per_s)
+        if sent.prompt_computed and repeat.chunks and repeat.ttft_s > 0 and roof is not None and peak is not None:
+            floors = prefill_floors(facts.model, facts.traffic, sent.num_prompt_tokens, facts.prefill_chunk, roof, peak)
+            found.append(Prompt(repeat.ttft_s, sent.batch * floors, peak))
+    return found
 
 
 def _prompt_tokens(repeats: Sequence[Repeat]) -> int | None:
@@ -105,15 +140,13 @@ class PrefillVerdict:
     interval_frac: tuple[float, float] | None = None
 
 
-def judge_prefill(
-    floor_s: float | None, wall: Wall | None, ttfts_s: Sequence[float], wait: float | None
-) -> PrefillVerdict:
-    """The same bands as a decode's, on the floor over TTFT. `wait`: share of the time that others held our cores."""
-    if floor_s is None or wall is None:
+def judge_prefill(prompts: Sequence[Prompt], wait_frac: float | None) -> PrefillVerdict:
+    """The same bands as a decode's, on the floor over TTFT. wait_frac: of the time that others held our cores."""
+    if not prompts:
         return PrefillVerdict("no-peak", "no matrix product was timed here, so the compute wall is not known")
-    utils = [floor_s / ttft_s for ttft_s in ttfts_s]
+    utils = [prompt.floor_s / prompt.ttft_s for prompt in prompts]
     util, interval = sum(utils) / len(utils), mean_interval(utils)
-    name, reason = _band(util, interval, wait, wall)
+    name, reason = _band(util, interval, wait_frac, main_wall(prompts[0].floors))
     return PrefillVerdict(name, reason, util, interval)
 
 

@@ -44,6 +44,11 @@ class Repeat:
         return len(self.chunks[0].token_ids) // self.send.batch
 
     @property
+    def ttft_s(self) -> float:
+        """Sent to first token; a request has at least one."""
+        return self.chunks[0].time_s - self.send.time_s
+
+    @property
     def decode_s(self) -> float:
         """First to last token."""
         return self.chunks[-1].time_s - self.chunks[0].time_s if self.chunks else 0.0

@@ -96,17 +96,18 @@ class RelativeFit:
 
 
 def relative_fit(
-    rows: Sequence[Sequence[float]], targets: Sequence[float], confidence: float = 0.95
+    rows: Sequence[Sequence[float]], targets: Sequence[float], confidence: float = 0.95, others: int = 0
 ) -> RelativeFit | None:
     """Least squares of relative errors: times err by factors, so a long one must not outweigh all short ones.
 
-    Null for fewer rows than coefficients and one more, and for rows that do not tell the coefficients apart.
+    others: numbers that were fitted to the same targets beforehand. Null for fewer rows than all of them and one more,
+    and for rows that do not tell the coefficients apart.
     """
     from scipy import stats
 
     scaled = np.asarray(rows, dtype=float) / np.asarray(targets, dtype=float)[:, None]
     scale = np.abs(scaled).max(axis=0)
-    freedom = scaled.shape[0] - scaled.shape[1]
+    freedom = scaled.shape[0] - scaled.shape[1] - others
     if freedom < 1 or not scale.all() or np.linalg.matrix_rank(scaled / scale) < scaled.shape[1]:
         return None
     design = scaled / scale  # columns of one size: n^2 beside 1 would leave few digits
@@ -120,3 +121,28 @@ def relative_fit(
         intervals=tuple(zip(map(float, found - half), map(float, found + half), strict=True)),
         residual_frac=math.sqrt(variance),
     )
+
+
+def slowdown_fit(
+    rows: Sequence[Sequence[float]], targets: Sequence[float], slowdowns: Sequence[float]
+) -> tuple[RelativeFit | None, float]:
+    """(fit, exponent): target = sum of coefficients times row, all times slowdown^exponent, the exponent 0 to 1.
+
+    A slowdown that was measured beside the target errs, and not all of the target need follow it: the exponent says how
+    much of it does. 0 where slowdowns explain nothing.
+    """
+    from scipy import optimize
+
+    def fitted(exponent: float, others: int = 0) -> RelativeFit | None:
+        scales = [slowdown**exponent for slowdown in slowdowns]
+        scaled = [[scale * value for value in row] for scale, row in zip(scales, rows, strict=True)]
+        return relative_fit(scaled, targets, others=others)
+
+    def residual(exponent: float) -> float:
+        fit = fitted(exponent)
+        return math.inf if fit is None else fit.residual_frac
+
+    if len(set(slowdowns)) < 2:
+        return fitted(0.0), 0.0
+    exponent = float(optimize.minimize_scalar(residual, bounds=(0, 1), method="bounded").x)
+    return fitted(exponent, others=1), exponent

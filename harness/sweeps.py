@@ -1,12 +1,13 @@
 """A sweep's figures: each value analysed as a run of its own, and what all values show together. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from harness.analysis import analyse
 from harness.batching import largest_batch_memory_bound
 from harness.facts import RunFacts
+from harness.prefill import peaks_around
 from harness.repeats import Repeat, finished_repeats
 from harness.roof import find_roof
 from harness.roofline import ridge_flop_per_byte
@@ -15,7 +16,7 @@ from harness.specs.event import Event
 from harness.specs.sweep import Sweep
 from harness.specs.sweep_report import Knee, SweepPoint, SweepReport, TtftFit
 from harness.split import split_paths
-from harness.stats import relative_fit
+from harness.stats import median, slowdown_fit
 from harness.traffic import prompt_flop
 
 MIN_LENGTHS, MIN_LENGTH_SPAN = 3, 4
@@ -58,7 +59,7 @@ def _fits(
         knee, reason = _knee(facts, points)
         return report.model_copy(update={"knee": knee, "knee_reason": reason})
     split, why_no_split = split_paths(repeats, facts.traffic, find_roof(events))
-    ttft_fit, why_no_fit = _ttft_fit(facts, repeats)
+    ttft_fit, why_no_fit = _ttft_fit(facts, repeats, peaks_around(events))
     return report.model_copy(
         update={
             "split": split, "split_reason": why_no_split, "ttft_fit": ttft_fit, "ttft_fit_reason": why_no_fit,
@@ -66,20 +67,22 @@ def _fits(
     )  # fmt: skip
 
 
-def _ttft_fit(facts: RunFacts, repeats: Sequence[Repeat]) -> tuple[TtftFit | None, str | None]:
-    """(the fit, why there is none)."""
-    prompts = [
-        (r.send.num_prompt_tokens, r.chunks[0].time_s - r.send.time_s)
-        for r in repeats
-        if r.send.prompt_computed and r.chunks
-    ]
-    lengths = sorted({length for length, _ in prompts})
+def _ttft_fit(
+    facts: RunFacts, repeats: Sequence[Repeat], peaks: Mapping[int, float]
+) -> tuple[TtftFit | None, str | None]:
+    """(the fit, why there is none). The peak around each prompt is a covariate: cores are shared with neighbours, who
+    slow down a prompt and the large products around it."""
+    prompts = [r for r in repeats if r.send.prompt_computed and r.chunks]
+    lengths = sorted({r.send.num_prompt_tokens for r in prompts})
     if not lengths:
         return None, "no prompt was computed: sweep over input_tokens"
     if len(lengths) < MIN_LENGTHS or lengths[-1] < MIN_LENGTH_SPAN * lengths[0]:
         found = f"{len(lengths)} lengths, {lengths[0]} to {lengths[-1]}"
         return None, f"{found}: at least {MIN_LENGTHS} over {MIN_LENGTH_SPAN} times are needed"
-    fit = relative_fit([(1, n, n * n) for n, _ in prompts], [ttft_s for _, ttft_s in prompts])
+    middle = median(list(peaks.values())) or 1.0
+    slowdowns = [middle / peaks.get(r.send.repeat, middle) for r in prompts]
+    rows = [(1.0, float(r.send.num_prompt_tokens), float(r.send.num_prompt_tokens**2)) for r in prompts]
+    fit, exponent = slowdown_fit(rows, [r.ttft_s for r in prompts], slowdowns)
     if fit is None:
         return None, "too few requests: raise workload.repeats"
     longest, (a, b, c) = lengths[-1], fit.coefficients
@@ -90,7 +93,8 @@ def _ttft_fit(facts: RunFacts, repeats: Sequence[Repeat]) -> tuple[TtftFit | Non
         fixed_s=a, fixed_interval_s=fit.intervals[0],
         per_token_s=b, per_token_interval_s=fit.intervals[1],
         per_token_squared_s=c, per_token_squared_interval_s=fit.intervals[2],
-        residual_frac=fit.residual_frac, longest=longest, quadratic_time_frac=c * longest**2 / fitted_s,
+        residual_frac=fit.residual_frac, peak_exponent=exponent, longest=longest,
+        quadratic_time_frac=c * longest**2 / fitted_s,
         quadratic_time_interval_frac=(low, high), quadratic_flop_frac=flop.attention / sum(flop),
     ), None  # fmt: skip
 

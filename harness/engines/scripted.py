@@ -18,7 +18,7 @@ from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
-from harness.specs.probe import ProbeReading, ProbeReport
+from harness.specs.probe import PeakReading, ProbeReading, ProbeReport
 from harness.specs.run import RunConfig, ScriptedEngine
 from harness.specs.step import DecodeTraffic
 from harness.traffic import decode_traffic, prefill_flop
@@ -78,6 +78,10 @@ class ScriptedProbe:
         return ProbeReading(
             pass_bytes=PASS_BYTES, passes_s=tuple(self._pass_s() for _ in range(PASSES)), variant="scripted"
         )
+
+    def read_peak(self, dtype: str) -> PeakReading:
+        peak = self._world.script.peak_flop_per_s * self._world.noise(self._world.script.probe_noise_frac)
+        return PeakReading(dtype=dtype, flop_per_s=peak)
 
     def _pass_s(self) -> float:
         return self._world.read_s(PASS_BYTES, self._world.script.probe_frac)

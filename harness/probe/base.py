@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from harness.specs.probe import ProbeReading, ProbeReport
+from harness.specs.probe import PeakReading, ProbeReading, ProbeReport
 
 
 class Probe(Protocol):
@@ -19,5 +19,8 @@ class Probe(Protocol):
 
     def read(self, reading_s: float | None = None) -> ProbeReading:
         """A reading with the best reader, for about so long; null: as configured. survey() must have run."""
+
+    def read_peak(self, dtype: str) -> PeakReading | None:
+        """What matrix products of this type (safetensors name) reach now; null where none can be timed."""
 
     def close(self) -> None: ...

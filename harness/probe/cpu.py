@@ -8,12 +8,12 @@ from harness.errors import ConfigError
 from harness.probe.base import Probe
 from harness.probe.baseline import first_read_bytes_per_s
 from harness.probe.kernel_reader import KernelReader
-from harness.probe.matmul import peak_flop_per_s
+from harness.probe.matmul import flop_per_s_now, peak_flop_per_s
 from harness.probe.reader import BUFFER_ALIGN_BYTES, Buffer, Reader
 from harness.probe.timing import Candidate, describe, fastest, move_bytes_per_s, pass_s, rounds_s, speed, sweep_points
 from harness.probe.torch_reader import TorchReader
 from harness.specs.device import DeviceInfo
-from harness.specs.probe import ProbeReading, ProbeReport
+from harness.specs.probe import PeakReading, ProbeReading, ProbeReport
 from harness.specs.run import ProbeConfig
 
 CACHES_PER_BUFFER = 4
@@ -23,6 +23,7 @@ _UNKNOWN_MEMORY_BYTES = 4 << 30
 _MEMORY_FRAC = 0.25
 """Of the available memory, for our buffer: the engine's weights come after it."""
 
+PEAK_READING_S = 0.4
 # How survey_s is shared out.
 _SWEEP_FRAC = 0.4
 _CURVE_FRAC = 0.15
@@ -101,6 +102,11 @@ class CpuProbe:
             time_s = self._config.reading_s if reading_s is None else reading_s
             passes_s = rounds_s(self._buffer, [self._best], time_s)[self._best]
         return ProbeReading(pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best))
+
+    def read_peak(self, dtype: str) -> PeakReading | None:
+        """See Probe.read_peak."""
+        peak = flop_per_s_now(dtype, self._reader.num_threads, PEAK_READING_S)
+        return None if peak is None else PeakReading(dtype=dtype, flop_per_s=peak)
 
     def close(self) -> None:
         """Gives the buffer's memory back. A second call does nothing."""

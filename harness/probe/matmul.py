@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import torch
 
 _SIZES = (256, 512, 1024, 2048)
+DTYPES = {"BF16": "bfloat16", "F32": "float32"}
+"""The types that are timed, by their safetensors names, with torch's."""
 
 
 def peak_flop_per_s(num_threads: int, time_s: float) -> dict[str, float]:
@@ -19,36 +19,58 @@ def peak_flop_per_s(num_threads: int, time_s: float) -> dict[str, float]:
     """
     if find_spec("torch") is None:
         return {}
+    with _threads(num_threads):
+        return {name: _best_flop_per_s(name, time_s / len(DTYPES)) for name in DTYPES}
+
+
+def flop_per_s_now(dtype: str, num_threads: int, time_s: float) -> float | None:
+    """Mean rate of products of the largest size of which some fit the time: what a prompt beside it could have had.
+
+    Not the best of them: a prompt takes seconds, in which cores that are shared slow down and recover. Null without
+    torch, and for types that are not timed.
+    """
+    if find_spec("torch") is None or dtype not in DTYPES:
+        return None
+    with _threads(num_threads):
+        size = _SIZES[0]
+        while 2 * size in _SIZES and 8 * min(_products_s(size, dtype, 0.0)) < time_s / 8:
+            size *= 2
+        times_s = _products_s(size, dtype, time_s)
+    return 2 * size**3 * len(times_s) / sum(times_s)
+
+
+@contextmanager
+def _threads(num_threads: int) -> Iterator[None]:
+    """torch's products on so many threads."""
     import torch
 
-    dtypes = {"BF16": torch.bfloat16, "F32": torch.float32}
-    threads_before = torch.get_num_threads()
+    before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        return {name: _best_flop_per_s(dtype, time_s / len(dtypes)) for name, dtype in dtypes.items()}
+        yield
     finally:
-        torch.set_num_threads(threads_before)
+        torch.set_num_threads(before)
 
 
-def _best_flop_per_s(dtype: torch.dtype, time_s: float) -> float:
+def _best_flop_per_s(dtype: str, time_s: float) -> float:
     """The fastest product of growing sizes: 2 n^3 FLOP each.
 
     Stops where the next size would not fit the time: a CPU without the type's instructions is slow at it.
     """
     best = 0.0
     for size in _SIZES:
-        product_s = _product_s(size, dtype, time_s / len(_SIZES))
+        product_s = min(_products_s(size, dtype, time_s / len(_SIZES)))
         best = max(best, 2 * size**3 / product_s)
         if 8 * product_s > time_s:
             break
     return best
 
 
-def _product_s(size: int, dtype: torch.dtype, time_s: float) -> float:
-    """Time of the fastest of the products that `time_s` allows, after one that sets up threads and caches."""
+def _products_s(size: int, dtype: str, time_s: float) -> list[float]:
+    """Times of the products that `time_s` allows, at least one, after one that sets up threads and caches."""
     import torch
 
-    left, right = (torch.randn(size, size).to(dtype) for _ in range(2))
+    left, right = (torch.randn(size, size).to(getattr(torch, DTYPES[dtype])) for _ in range(2))
     out = torch.mm(left, right)
     times_s: list[float] = []
     end_s = time.perf_counter() + time_s
@@ -56,4 +78,4 @@ def _product_s(size: int, dtype: torch.dtype, time_s: float) -> float:
         begin_s = time.perf_counter()
         torch.mm(left, right, out=out)
         times_s.append(time.perf_counter() - begin_s)
-    return min(times_s)
+    return times_s

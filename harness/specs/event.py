@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from harness.specs.base import Frozen
 from harness.specs.engine import Evidence
-from harness.specs.probe import ProbeReading
+from harness.specs.probe import PeakReading, ProbeReading
 
 
 class ProbeEvent(Frozen):
@@ -19,6 +19,15 @@ class ProbeEvent(Frozen):
     repeat: NonNegativeInt
     place: Literal["before", "after"]
     reading: ProbeReading
+
+
+class PeakEvent(Frozen):
+    """What matrix products reached around a repeat whose prompt is computed: cores are shared as memory is."""
+
+    event: Literal["peak"] = "peak"
+    repeat: NonNegativeInt
+    place: Literal["before", "after"]
+    reading: PeakReading
 
 
 class KernelReadEvent(Frozen):
@@ -101,7 +110,15 @@ class EvidenceEvent(Frozen):
 
 
 Event = Annotated[
-    ProbeEvent | KernelReadEvent | SendEvent | ChunkEvent | PauseEvent | EndEvent | ContentionEvent | EvidenceEvent,
+    ProbeEvent
+    | PeakEvent
+    | KernelReadEvent
+    | SendEvent
+    | ChunkEvent
+    | PauseEvent
+    | EndEvent
+    | ContentionEvent
+    | EvidenceEvent,
     Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -16,6 +16,13 @@ class ProbeReading(Frozen):
     """The reader: instructions, unroll, prefetch distance, threads."""
 
 
+class PeakReading(Frozen):
+    """Large matrix products on random data, one after another: their mean rate."""
+
+    dtype: str
+    flop_per_s: PositiveFloat
+
+
 class SweepPoint(Frozen):
     """One reader of the sweep, or one thread count of the curve."""
 

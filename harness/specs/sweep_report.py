@@ -20,7 +20,8 @@ class SweepPoint(Frozen):
 
 
 class TtftFit(Frozen):
-    """TTFT = a + b n + c n^2 over prompts of n tokens, by least squares of relative errors."""
+    """TTFT = a + b n + c n^2 over prompts of n tokens, by least squares of relative errors, at the run's median peak of
+    matrix products."""
 
     fixed_s: float
     """a"""
@@ -33,6 +34,8 @@ class TtftFit(Frozen):
     per_token_squared_interval_s: Interval
     residual_frac: NonNegativeFloat
     """Root mean square of the relative errors."""
+    peak_exponent: NonNegativeFloat
+    """At another peak a prompt takes (median peak / peak) to this power as long: 0 where it does not matter."""
     longest: PositiveInt
     quadratic_time_frac: float
     """c n^2 over the fitted TTFT of the longest prompt."""

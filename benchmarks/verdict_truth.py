@@ -10,18 +10,12 @@ import argparse
 from collections import Counter
 from typing import Any
 
+from scripted_runs import scripted_run
 from tabulate import tabulate
 
 from harness.analysis import analyse
-from harness.bench import engine_traffic
-from harness.engines.scripted import ScriptedRig
-from harness.facts import RunFacts
-from harness.measure import reading_events, request_events
 from harness.models import resolve_model
 from harness.specs.analysis import Analysis
-from harness.specs.event import Event, EvidenceEvent
-from harness.specs.run import RunConfig
-from harness.workload import make_request, schedule
 
 QUIET = {"step_noise_frac": 0.02, "probe_noise_frac": 0.01, "repeat_noise_frac": 0.003}
 NOISY = {"step_noise_frac": 0.10, "probe_noise_frac": 0.05, "repeat_noise_frac": 0.02}
@@ -39,26 +33,9 @@ GAPS = {"gap of the step's length": ({**QUIET, "util_frac": 0.98, "gap_s": 0.048
 
 
 def run_once(engine: dict[str, Any], seed: int) -> Analysis:
-    """A whole run without its folder: the same events, the same analysis."""
-    config = RunConfig.model_validate(
-        {
-            "name": "truth", "model": "qwen3-0.6b", "engine": {"kind": "scripted", "seed": seed, **engine},
-            "workload": {"input_tokens": 32, "output_tokens": 128, "repeats": 5},
-        }
-    )  # fmt: skip
-    rig = ScriptedRig(config, MODEL)
-    probe, decoder = rig.open_probe(), rig.open_engine()
-    survey = probe.survey(None)
-    events: list[Event] = []
-    events += decoder.kernel_reads(probe.read)
-    for repeat, point in enumerate(schedule(config)):
-        request = make_request(config.workload, MODEL, repeat, point, decoder)
-        events += reading_events(probe, repeat, "before")
-        events += request_events(decoder, probe, request, repeat, config.probe.every_s, None)
-        events += reading_events(probe, repeat, "after")
-    events.append(EvidenceEvent(evidence=decoder.explain(request, 16)))
-    facts = RunFacts("truth", config, MODEL.spec, rig.device, engine_traffic(config, MODEL), decoder.report(), survey)
-    return analyse(facts, events)[1]
+    workload = {"input_tokens": 32, "output_tokens": 128, "repeats": 5}
+    scripted = {"kind": "scripted", "seed": seed, **engine}
+    return analyse(*scripted_run(MODEL, {"engine": scripted, "workload": workload}))[1]
 
 
 def judge_scenario(name: str, noise: dict[str, Any], truth: float, expected: str, seeds: int) -> dict[str, Any]:

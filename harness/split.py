@@ -6,6 +6,7 @@ regression of step times over contexts tells the two paths' utilizations apart:
     time = cache_s / attention_util + other_s / linear_util
 """
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -18,7 +19,6 @@ from harness.stats import RelativeFit, relative_fit
 LEFT_OUT_STEPS = 2
 """The first steps behind a prompt find caches and threads as the prompt left them."""
 MIN_CONTEXTS, MIN_SPAN = 3, 8
-MAX_INTERVAL_WIDTH_FRAC = 0.30
 
 Found = tuple[Split | None, str | None]
 
@@ -32,7 +32,7 @@ def split_paths(repeats: Sequence[Repeat], traffic: DecodeTraffic, roof: Roof) -
     fit = relative_fit(rows, times) if rows else None
     if fit is None:
         return None, "too few requests with readings of the roof around them: raise workload.repeats"
-    return _split(fit, repeats, traffic, len(rows))
+    return _split(fit, roof.kernel_half_width, repeats, traffic, len(rows))
 
 
 def _too_little(repeats: Sequence[Repeat], traffic: DecodeTraffic) -> str | None:
@@ -69,12 +69,17 @@ def _cache_bytes(traffic: DecodeTraffic, batch: int, context: int) -> int:
     return batch * (traffic.cache_bytes(context) + traffic.kv_bytes_per_context_token)
 
 
-def _split(fit: RelativeFit, repeats: Sequence[Repeat], traffic: DecodeTraffic, num_requests: int) -> Found:
-    intervals = [_inverse(interval) for interval in fit.intervals]
+def _split(
+    fit: RelativeFit, ratio_half: float, repeats: Sequence[Repeat], traffic: DecodeTraffic, num_requests: int
+) -> Found:
+    """ratio_half: of the kernel's ratio to the probe, in logarithms; all requests share its noise.
+
+    A wide interval is an answer, and says so itself. Only where a path's time may be nothing there is none.
+    """
+    intervals = [_of_inverse(*found, ratio_half) for found in zip(fit.coefficients, fit.intervals, strict=True)]
     for path, interval in zip(("attention", "linear"), intervals, strict=True):
-        if interval is None or interval[1] - interval[0] > MAX_INTERVAL_WIDTH_FRAC:
-            found = "has no upper end" if interval is None else f"is {interval[0]:.2f} to {interval[1]:.2f}"
-            return None, f"the {path} path's interval {found}: sweep to longer contexts, or raise workload.repeats"
+        if interval is None:
+            return None, f"the {path} path's time is lost in noise: sweep to longer contexts, or raise workload.repeats"
     attention, linear = (interval for interval in intervals if interval is not None)
     longest = max(repeat.step_contexts()[-1] for repeat in repeats)
     return Split(
@@ -88,7 +93,10 @@ def _split(fit: RelativeFit, repeats: Sequence[Repeat], traffic: DecodeTraffic, 
     ), None
 
 
-def _inverse(interval: Interval) -> Interval | None:
-    """Of a utilization, from that of its inverse; null where the inverse may be 0."""
+def _of_inverse(inverse: float, interval: Interval, ratio_half: float) -> Interval | None:
+    """Interval of a utilization, from its inverse and that one's interval; null where the inverse may be 0."""
     low, high = interval
-    return (1 / high, 1 / low) if low > 0 else None
+    if low <= 0:
+        return None
+    down, up = math.log(high / inverse), math.log(inverse / low)
+    return math.exp(-math.hypot(down, ratio_half)) / inverse, math.exp(math.hypot(up, ratio_half)) / inverse

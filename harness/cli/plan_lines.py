@@ -32,9 +32,12 @@ def _floor_lines(p: "Plan") -> list[tuple[str, str]]:
     if p.calibration is not None:
         run = p.calibration
         reached = f"utilization {run.util_frac:.3f}, prefill MFU {percent(run.prefill_mfu_frac)}"
+        if run.split is not None:
+            paths = (run.split.linear_util_frac, run.split.attention_util_frac)
+            reached += f"; linear path {paths[0]:.3f}, attention path {paths[1]:.3f}"
         lines += [
             ("predicted", f"TPOT {ms(p.predicted_tpot_s)}, TTFT {ms(p.predicted_ttft_s)}"),
-            ("by the run", f"{run.run_id}: {run.verdict}, {reached}"),
+            ("by the run", f"{run.run_id}: {run.verdict or 'a sweep'}, {reached}"),
         ]
     return [*lines, ("walls", f"memory {ms(p.memory_floor_s)}, compute {ms(p.compute_floor_s)} a step")]
 

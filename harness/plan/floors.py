@@ -13,6 +13,12 @@ def step_floor(work: Work, walls: Walls, context: int, batch: int) -> Floor:
     return _floor(traffic.step_bytes(context, batch), traffic.step_flop(context, batch), walls)
 
 
+def cache_floor_s(work: Work, walls: Walls, context: int, batch: int) -> float:
+    """The cache's part of a step's memory floor: read up to the context, one position written."""
+    one = work.traffic.cache_bytes(context) + work.traffic.kv_bytes_per_context_token
+    return memory_floor_s(batch * one, walls.roof_read_bytes_per_s)
+
+
 def prompt_floor(work: Work, walls: Walls, num_tokens: int) -> Floor:
     """Of a prompt, alone: all its arithmetic, and of the weights what its tokens take, once."""
     return _floor(work.traffic.step_weight_bytes(num_tokens), prefill_flop(work.spec, num_tokens), walls)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.plan.calibrate import predicted_step_s
-from harness.plan.floors import request_bytes, step_floor
+from harness.plan.floors import cache_floor_s, request_bytes, step_floor
 from harness.plan.ranks import collectives_floor_s
 from harness.plan.variants import Variants, Work
 from harness.specs.plan import Calibration, Scenario, Walls
@@ -27,7 +27,8 @@ class Question:
 def step_figures(question: Question) -> dict[str, Any]:
     """What a plan and a what-if say of a step alike."""
     rank, scenario, walls, run = question.rank, question.scenario, question.walls, question.run
-    floor = step_floor(rank, walls, scenario.context, scenario.batch)
+    at = (rank, walls, scenario.context, scenario.batch)
+    floor = step_floor(*at)
     kept = scenario.batch * request_bytes(rank.traffic, scenario.context)
     needed = rank.traffic.resident_weight_bytes + kept
     return {
@@ -40,5 +41,5 @@ def step_figures(question: Question) -> dict[str, Any]:
             rank.spec, scenario.batch, scenario.tensor_parallel, walls.link_bytes_per_s
         ),
         "fits_in_memory": None if walls.memory_bytes is None else needed <= walls.memory_bytes,
-        "predicted_tpot_s": None if run is None else predicted_step_s(floor, run),
+        "predicted_tpot_s": None if run is None else predicted_step_s(floor, cache_floor_s(*at), run),
     }

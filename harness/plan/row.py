@@ -65,7 +65,7 @@ def _prompt(question: Question) -> dict[str, Any]:
     return {
         "ttft_floor_s": None if floor.compute_s is None else floor.floor_s,
         "ttft_bound": floor.bound,
-        "predicted_ttft_s": None if run is None else predicted_prompt_s(floor, run),
+        "predicted_ttft_s": None if run is None else predicted_prompt_s(floor, question.scenario, run),
     }
 
 

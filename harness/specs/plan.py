@@ -7,6 +7,7 @@ from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 from harness.roofline import Wall
 from harness.specs.analysis import VerdictName
 from harness.specs.base import Frozen
+from harness.specs.sweep_report import Split, TtftFit
 
 Bits = Literal[4, 8]
 
@@ -71,11 +72,16 @@ class Calibration(Frozen):
     """What a run reached of its own walls, and how it was judged."""
 
     run_id: str
-    verdict: VerdictName
+    verdict: VerdictName | None
+    """Null for a sweep: each of its values has its own."""
     util_frac: PositiveFloat
-    """Of the memory wall, over the run's decode steps."""
+    """Of the memory wall, over the run's decode steps; of a sweep the median of its values'."""
+    split: Split | None
+    """Of a sweep: linear and attention path apart. Predictions for other contexts then rest on it."""
     prefill_mfu_frac: PositiveFloat | None
     """Of the compute wall, over the run's prompts."""
+    ttft_fit: TtftFit | None
+    """Of a sweep over prompts: predictions for whole models rest on it."""
 
 
 class Plan(Frozen):

@@ -34,7 +34,7 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     shares = (row["input_tokens"], row["prefill_time_frac"], row["decode_time_frac"], last_evidence(events))
     row["time_shares"] = time_shares(facts.model, *shares)
     row["batch"] = batch_of(repeats)
-    row["warnings"] = tuple(_warnings(facts, requests, roof))
+    row["warnings"] = tuple(_warnings(facts, requests, roof, row["batch"]))
     return requests, Analysis.model_validate(row)
 
 
@@ -172,7 +172,7 @@ def _fault(config: RunConfig, repeats: Sequence[Repeat]) -> str | None:
     return None
 
 
-def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -> list[str]:
+def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof, batch: int) -> list[str]:
     """What a reader should know beside the figures; none of it changes them."""
     warnings = []
     if roof.drift_frac is not None and abs(roof.drift_frac) > DRIFT_WORTH_A_WARNING_FRAC:
@@ -186,7 +186,7 @@ def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof) -
         warnings.append(f"repeat 0 took {tpots[0] / others:.1f} times the others' TPOT: raise workload.warmup_tokens")
     if facts.device.last_level_cache_bytes is None:
         warnings.append("the size of the last-level cache is not known: cache residency was not checked")
-    if (declared := _undeclared_difference(facts)) is not None:
+    if (declared := _undeclared_difference(facts, batch)) is not None:
         warnings.append(declared)
     warnings += [
         f"{op.op} {op.role} ({op.phase}): {op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
@@ -211,13 +211,14 @@ def _roof_warnings(facts: RunFacts) -> list[str]:
     return warnings
 
 
-def _undeclared_difference(facts: RunFacts) -> str | None:
+def _undeclared_difference(facts: RunFacts, batch: int) -> str | None:
     """Backends say what their calls read: a name that promises 4 bits while bf16 is read shows here."""
-    linears = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
+    decode = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
+    linears = [op for op in decode if op.batch == batch]
     if not linears or any(op.read_bytes is None for op in linears):
         return None
     declared = sum((op.read_bytes or 0) * op.num_calls for op in linears)
-    logical = facts.traffic.weight_read_bytes
+    logical = facts.traffic.step_weight_bytes(batch)
     if abs(declared - logical) <= DECLARED_TOLERANCE_FRAC * logical:
         return None
     return f"backends declare {declared:,} B of weights a step, the model's shapes make {logical:,} B"

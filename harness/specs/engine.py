@@ -49,6 +49,8 @@ class OpChoice(Frozen):
     num_calls: PositiveInt = 1
     """In one step."""
     phase: Literal["decode", "prefill"]
+    batch: PositiveInt = 1
+    """Rows of a decode step's product: requests that it decodes together."""
     read_bytes: NonNegativeInt | None = None
     """What the backend says that one call reads."""
     fallback_from: str | None = None

@@ -77,7 +77,7 @@ class MoeLayer:
         yield Bound("elementwise", "combine", combine)
 
     def _many_rows(self, rows: Rows, x: torch.Tensor, scores: torch.Tensor, out: torch.Tensor) -> Bound:
-        self._workspace.ops.by_torch(rows.phase, "experts", self._index)
+        self._workspace.ops.by_torch(rows.phase, "experts", self._index, rows.num)
 
         def run() -> None:
             weights, experts = self._choose(scores)

@@ -82,12 +82,16 @@ class OpTable:
         choice, read, launch = self.bind_linear(phase, weights, x, out)
         n, k = weights.weight.shape
         shape = f"{'m' if phase == 'prefill' else x.shape[0]}x{n}x{k}"
-        self._remember(self._row("linear", phase, role, shape, choice, read), layer, calls)
+        batch = 1 if phase == "prefill" else x.shape[0]
+        self._remember(self._row("linear", phase, role, shape, choice, read, batch), layer, calls)
         return Bound("linear", role, launch, lambda context: read, weights=weights)
 
-    def by_torch(self, phase: Phase, role: str, layer: int) -> None:
+    def by_torch(self, phase: Phase, role: str, layer: int, num_rows: int) -> None:
         """Note products that the engine itself does by torch, since their rows differ from call to call."""
-        row = OpChoice(op="linear", role=role, shape="-", backend="torch", contest_legal=True, layers="", phase=phase)
+        row = OpChoice(
+            op="linear", role=role, shape="-", backend="torch", contest_legal=True, layers="", phase=phase,
+            batch=1 if phase == "prefill" else num_rows,
+        )  # fmt: skip
         self._remember(row, layer, 1)
 
     def bind_linear(
@@ -172,10 +176,12 @@ class OpTable:
         return self._packed[key]
 
     @staticmethod
-    def _row(op: str, phase: Phase, role: str, shape: str, choice: Choice, read_bytes: int | None) -> OpChoice:
+    def _row(
+        op: str, phase: Phase, role: str, shape: str, choice: Choice, read_bytes: int | None, batch: int = 1
+    ) -> OpChoice:
         return OpChoice(
             op=op, role=role, shape=shape, backend=choice.backend.name, contest_legal=choice.backend.contest_legal,
-            layers="", phase=phase, read_bytes=read_bytes if phase == "decode" else None,
+            layers="", phase=phase, batch=batch, read_bytes=read_bytes if phase == "decode" else None,
             fallback_from=choice.fallback_from, fallback_reason=choice.fallback_reason,
         )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any
 from harness.facts import RunFacts
 from harness.repeats import Repeat, batch_of
 from harness.roofline import Floor, Wall, compute_floor_s, memory_floor_s
-from harness.specs.analysis import PrefillVerdictName, TimeShare
+from harness.specs.analysis import PrefillVerdictName, PromptChunk, TimeShare
 from harness.specs.engine import Evidence
 from harness.specs.event import Event, PeakEvent
 from harness.specs.model import ModelSpec
@@ -33,26 +33,26 @@ def chunk_bounds(num_tokens: int, chunk: int | None) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def prefill_bytes(traffic: DecodeTraffic, num_tokens: int, chunk: int | None) -> int:
-    """Weights that a prompt reads: what its tokens take, once a chunk."""
-    return sum(traffic.step_weight_bytes(end - begin) for begin, end in chunk_bounds(num_tokens, chunk))
+def prompt_chunks(spec: ModelSpec, traffic: DecodeTraffic, num_tokens: int, chunk: int | None) -> list[PromptChunk]:
+    """FLOP and bytes of each chunk of a prompt."""
+    head = prompt_flop(spec, num_tokens).linear - chunk_flop(spec, 0, num_tokens).linear
+    chunks = []
+    for begin, end in chunk_bounds(num_tokens, chunk):
+        flop = chunk_flop(spec, begin, end)
+        chunks.append(
+            PromptChunk(
+                begin=begin, end=end, linear_flop=flop.linear + (head if end == num_tokens else 0),
+                attention_flop=flop.attention, state_flop=flop.state,
+                weight_bytes=traffic.step_weight_bytes(end - begin),
+            )
+        )  # fmt: skip
+    return chunks
 
 
-def prefill_floors(
-    spec: ModelSpec, traffic: DecodeTraffic, num_tokens: int, chunk: int | None, roof: float, peak: float
-) -> list[Floor]:
-    """Of each chunk."""
-    bounds = chunk_bounds(num_tokens, chunk)
-    head = sum(prompt_flop(spec, num_tokens)) - sum(chunk_flop(spec, 0, num_tokens))
-    flops = [sum(chunk_flop(spec, *bound)) for bound in bounds]
-    flops[-1] += head
-    return [
-        Floor(
-            memory_s=memory_floor_s(traffic.step_weight_bytes(end - begin), roof),
-            compute_s=compute_floor_s(flop, peak),
-        )
-        for (begin, end), flop in zip(bounds, flops, strict=True)
-    ]
+def chunk_floor(chunk: PromptChunk, roof: float, peak: float) -> Floor:
+    """Both walls of a chunk."""
+    flop = chunk.linear_flop + chunk.attention_flop + chunk.state_flop
+    return Floor(memory_s=memory_floor_s(chunk.weight_bytes, roof), compute_s=compute_floor_s(flop, peak))
 
 
 def main_wall(floors: Sequence[Floor]) -> Wall:
@@ -97,8 +97,9 @@ def prefill_row(
     if not ttft_s:
         return row
     prompts = _prompts(facts, repeats, roof, peaks_around(events))
-    num_bytes = batch * prefill_bytes(facts.traffic, num_tokens, facts.prefill_chunk)
-    row["prefill_achieved_bytes_per_s"] = num_bytes / ttft_s
+    chunks = prompt_chunks(facts.model, facts.traffic, num_tokens, facts.prefill_chunk)
+    row["prefill_chunks"] = chunks
+    row["prefill_achieved_bytes_per_s"] = batch * sum(chunk.weight_bytes for chunk in chunks) / ttft_s
     verdict = judge_prefill(prompts, wait_frac)
     row |= {"prefill_verdict": verdict.verdict, "prefill_reason": verdict.reason}
     if not prompts:
@@ -120,7 +121,8 @@ def _prompts(
     for repeat in repeats:
         sent, peak = repeat.send, peaks.get(repeat.send.repeat, facts.peak_flop_per_s)
         if sent.prompt_computed and repeat.chunks and repeat.ttft_s > 0 and roof is not None and peak is not None:
-            floors = prefill_floors(facts.model, facts.traffic, sent.num_prompt_tokens, facts.prefill_chunk, roof, peak)
+            chunks = prompt_chunks(facts.model, facts.traffic, sent.num_prompt_tokens, facts.prefill_chunk)
+            floors = [chunk_floor(chunk, roof, peak) for chunk in chunks]
             found.append(Prompt(repeat.ttft_s, sent.batch * floors, peak))
     return found
 

@@ -105,7 +105,7 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("achieved", gb_per_s(a.achieved_bytes_per_s)),
         ("MFU", f"decode {percent(a.mfu_frac)}, prefill {percent(a.prefill_mfu_frac)}"),
         ("prefill", prefill_line(a)),
-        ("where time goes", ", ".join(f"{s.part} {percent(s.time_frac)}" for s in a.time_shares[:4]) or "-"),
+        ("bottlenecks", bottleneck_line(a)),
         ("lost", f"outside kernels {percent(a.outside_kernels_frac)}; waiting for a core {percent(a.cpu_wait_frac)}"),
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]
@@ -121,3 +121,12 @@ def prefill_line(a: "Analysis") -> str:
     quadratic = (a.prefill_attention_flop or 0) / a.prefill_flop if a.prefill_flop else None
     rest = f"floor {ms(a.prefill_floor_s)}, weights at {gb_per_s(a.prefill_achieved_bytes_per_s)}"
     return f"{a.prefill_verdict}: {a.prefill_reason} ({rest}; {percent(quadratic)} of its FLOP grow with the square)"
+
+
+def bottleneck_line(a: "Analysis") -> str:
+    """Where the whole request's time goes: the main part, the second, and what follows."""
+    from harness.units import MISSING, percent
+
+    parts = [f"{share.part} {percent(share.time_frac)}" for share in a.time_shares[:4]]
+    names = [f"{name} {part}" for name, part in zip(("main", "second"), parts, strict=False)]
+    return ", ".join(names + parts[2:]) or MISSING

@@ -38,6 +38,21 @@ class Verdict(Frozen):
     next_step: str
 
 
+class PromptChunk(Frozen):
+    """Positions begin <= i < end of a prompt, taken in together."""
+
+    begin: NonNegativeInt
+    end: PositiveInt
+    linear_flop: PositiveInt
+    """Products with weights; the last chunk's has the output head."""
+    attention_flop: NonNegativeInt
+    """Each position with all that it sees, those of earlier chunks too."""
+    state_flop: NonNegativeInt
+    """Recurrent and convolution state."""
+    weight_bytes: PositiveInt
+    """What the chunk's tokens read of the weights."""
+
+
 class TimeShare(Frozen):
     """A part of a whole request's time."""
 
@@ -129,6 +144,8 @@ class Analysis(Frozen):
     prefill_attention_flop: NonNegativeInt | None = None
     """The part that grows with the square of the prompt."""
     prefill_state_flop: NonNegativeInt | None = None
+    prefill_chunks: tuple[PromptChunk, ...] = ()
+    """Of one prompt, as the engine takes it in."""
     prefill_floor_s: PositiveFloat | None = None
     """Sum over chunks of the higher of the two walls: FLOP over peak, weights over roof."""
     prefill_bound: Wall | None = None

@@ -39,6 +39,8 @@ def _too_little(repeats: Sequence[Repeat], traffic: DecodeTraffic) -> str | None
     """Why these contexts can't show it, if they can't."""
     if traffic.kv_bytes_per_context_token == 0:
         return "no layer keeps a cache that grows with the context"
+    if not repeats:
+        return "no request came to its end"
     starts = sorted({repeat.send.num_prompt_tokens for repeat in repeats})
     if len(starts) < MIN_CONTEXTS or starts[-1] < MIN_SPAN * starts[0]:
         return (

@@ -72,6 +72,8 @@ def _ttft_fit(
 ) -> tuple[TtftFit | None, str | None]:
     """(the fit, why there is none). The peak around each prompt is a covariate: cores are shared with neighbours, who
     slow down a prompt and the large products around it."""
+    if not repeats:
+        return None, "no request came to its end"
     prompts = [r for r in repeats if r.send.prompt_computed and r.chunks]
     lengths = sorted({r.send.num_prompt_tokens for r in prompts})
     if not lengths:

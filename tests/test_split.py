@@ -57,7 +57,7 @@ def request(
     for step in range(num_steps):
         cache = batch * (traffic.cache_bytes(context + 1 + step) + traffic.kv_bytes_per_context_token)
         other = traffic.step_bytes(context + 1 + step, batch) - cache
-        now_s += cache / ROOF / attention + other / ROOF / linear + (slow_first_s if step < LEFT_OUT_STEPS else 0.0)
+        now_s += cache / ROOF / attention + other / ROOF / linear + (slow_first_s if step < 2 else 0.0)
         events.append(ChunkEvent(repeat=repeat, time_s=now_s, token_ids=tokens))
     return [
         *events,

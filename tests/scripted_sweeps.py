@@ -22,11 +22,11 @@ NO_CACHE = {
     "model_type": "qwen3_5_text", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 4,
     "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32_000, "rms_norm_eps": 1e-5,
     "max_position_embeddings": 32_768, "tie_word_embeddings": True, "hidden_act": "silu", "dtype": "bfloat16",
-    "linear_num_key_heads": 8, "linear_num_value_heads": 8, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention"] * 4,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
 }  # fmt: skip
-"""A state in every layer, and nothing that grows."""
+"""A small state in every layer, and nothing that grows."""
 
 
 def written(folder: Path, config: dict[str, Any]) -> str:

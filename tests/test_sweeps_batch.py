@@ -140,3 +140,20 @@ def test_a_machine_that_is_compute_bound_at_once_says_so(tmp_path: Path) -> None
     _, _, report = batches(tmp_path, [1, 2, 4], peak_flop_per_s=2e10)
     assert knee(report).predicted_batch is None
     assert knee(report).predicted_reason == "compute-bound at batch 1 already"
+
+
+def test_the_roof_of_the_prediction_is_that_of_the_last_batch_at_the_wall(tmp_path: Path) -> None:
+    """Memory that is twice as fast beside the batch behind the knee."""
+    facts, events, _ = batches(tmp_path, [1, 16, 128])
+    behind = {event.repeat for event in events if isinstance(event, SendEvent) and event.batch == 128}
+
+    def faster(event: Event) -> Event:
+        if not isinstance(event, ProbeEvent) or event.repeat not in behind:
+            return event
+        return event.model_copy(
+            update={"reading": event.reading.model_copy(update={"pass_bytes": 2 * event.reading.pass_bytes})}
+        )
+
+    found = again(facts, [faster(event) for event in events])
+    assert [p.analysis.roof_read_bytes_per_s for p in found.points] != pytest.approx([ROOF] * 3, rel=0.1)
+    assert knee(found).ridge_flop_per_byte == pytest.approx(PEAK / ROOF, rel=1e-3)

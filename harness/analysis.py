@@ -63,7 +63,7 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
     rates = [r.throughput_tokens_per_s for r in requests if r.throughput_tokens_per_s is not None]
     gaps = [b.time_s - a.time_s for r in repeats for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
     decode_s = sum(repeat.decode_s for repeat in repeats)
-    total_s = sum(ttfts) + decode_s
+    total_s = sum(ttfts) + decode_s if ttfts else None  # of a prompt that was not computed nobody knows the time
     return {
         "ttft_s": median(ttfts),
         "tpot_s": median(tpots),

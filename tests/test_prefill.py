@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def test_the_chunks_of_a_prompt_do_the_work_of_the_prompt(name: str, num_tokens:
 def test_chunks_follow_each_other_to_the_end(num_tokens: int, chunk: int | None) -> None:
     bounds = chunk_bounds(num_tokens, chunk)
     assert bounds[0][0] == 0 and bounds[-1][1] == num_tokens
-    assert all(before[1] == after[0] for before, after in zip(bounds, bounds[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
     sizes = [end - begin for begin, end in bounds]
     assert set(sizes[:-1]) <= {chunk} and 0 < sizes[-1] <= (chunk or num_tokens)
 

@@ -63,6 +63,16 @@ def test_a_batchs_throughput_is_that_of_all_its_prompts(tmp_path: Path) -> None:
     assert three.ttft_s == pytest.approx(3 * (report.points[0].analysis.ttft_s or 0)), "taken in one after another"
 
 
+def test_a_batchs_prompts_are_work_one_after_another(tmp_path: Path) -> None:
+    """Three times the FLOP, the floors and the bytes of one, in three times its time."""
+    _, _, report = batches(tmp_path, [1, 3])
+    one, three = (point.analysis for point in report.points)
+    for part in ("prefill_flop", "prefill_linear_flop", "prefill_attention_flop", "prefill_floor_s"):
+        assert getattr(three, part) == pytest.approx(3 * getattr(one, part))
+    for rate in ("prefill_achieved_bytes_per_s", "prefill_util_frac", "prefill_mfu_frac"):
+        assert getattr(three, rate) == pytest.approx(getattr(one, rate))
+
+
 def test_each_batch_is_judged_at_its_own_wall(tmp_path: Path) -> None:
     """0.95 of the roof up to the ridge; from there on arithmetic is the floor, and steps are at 0.95 of that."""
     _, _, report = swept(tmp_path, "batch", BATCHES, model=written(tmp_path, NO_CACHE), util_frac=0.95)

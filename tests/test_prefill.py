@@ -18,11 +18,11 @@ from harness.models import resolve_model
 from harness.prefill import (
     Prompt,
     chunk_bounds,
+    chunk_floor,
     judge_prefill,
     main_wall,
     peaks_around,
-    prefill_bytes,
-    prefill_floors,
+    prompt_chunks,
     time_shares,
 )
 from harness.records import load_events
@@ -84,9 +84,13 @@ def test_chunks_by_hand() -> None:
     assert chunk_bounds(9, None) == [(0, 9)]
 
 
+def floors_of(num_tokens: int, chunk: int) -> list[Floor]:
+    return [chunk_floor(part, ROOF, PEAK) for part in prompt_chunks(QWEN.spec, TRAFFIC, num_tokens, chunk)]
+
+
 def test_a_few_tokens_wait_for_the_weights() -> None:
     """Four tokens: 4 FLOP for each weight of two bytes, where the ridge is at 40 a byte."""
-    (floor,) = prefill_floors(QWEN.spec, TRAFFIC, 4, 512, ROOF, PEAK)
+    (floor,) = floors_of(4, 512)
     assert floor.memory_s == pytest.approx(WEIGHTS / ROOF)
     assert floor.compute_s == pytest.approx((4 * LAYERS + HEAD + 10 * PAIR) / PEAK)
     assert (floor.bound, main_wall([floor])) == ("memory", "memory")
@@ -94,22 +98,24 @@ def test_a_few_tokens_wait_for_the_weights() -> None:
 
 def test_a_long_prompt_is_arithmetic_and_its_rest_is_the_weights() -> None:
     """1,000 tokens by chunks of 480: two chunks of arithmetic, and 40 tokens that still read all weights."""
-    floors = prefill_floors(QWEN.spec, TRAFFIC, 1000, 480, ROOF, PEAK)
+    floors = floors_of(1000, 480)
     pairs = [480 * 481 // 2, 480 * 480 + 480 * 481 // 2, 40 * 960 + 40 * 41 // 2]
     flops = [480 * LAYERS + pairs[0] * PAIR, 480 * LAYERS + pairs[1] * PAIR, 40 * LAYERS + HEAD + pairs[2] * PAIR]
     assert [floor.compute_s for floor in floors] == pytest.approx([flop / PEAK for flop in flops])
     assert [floor.memory_s for floor in floors] == pytest.approx([WEIGHTS / ROOF] * 3)
     assert [floor.bound for floor in floors] == ["compute", "compute", "memory"]
     assert main_wall(floors) == "compute"
-    assert prefill_bytes(TRAFFIC, 1000, 480) == 3 * WEIGHTS
-    assert prefill_bytes(TRAFFIC, 1000, None) == WEIGHTS
+    for chunk, times in ((480, 3), (None, 1)):
+        chunks = prompt_chunks(QWEN.spec, TRAFFIC, 1000, chunk)
+        assert [part.weight_bytes for part in chunks] == [WEIGHTS] * times
+        assert (chunks[0].begin, chunks[-1].end) == (0, 1000)
 
 
 def test_a_prompts_tokens_choose_experts_together() -> None:
     model = resolve_model("qwen3-30b-a3b")
     traffic = decode_traffic(model.spec, model.tensors, model.tensors_source)
-    found = prefill_bytes(traffic, 6, 4)
-    assert found == traffic.step_weight_bytes(4) + traffic.step_weight_bytes(2)
+    found = [chunk.weight_bytes for chunk in prompt_chunks(model.spec, traffic, 6, 4)]
+    assert found == [traffic.step_weight_bytes(4), traffic.step_weight_bytes(2)]
     assert traffic.step_weight_bytes(1) < traffic.step_weight_bytes(2) < traffic.step_weight_bytes(4)
 
 

@@ -48,7 +48,8 @@ def test_a_run_leaves_record_samples_and_log(tmp_path: Path) -> None:
     assert record.status == "done"
     kinds = Counter(event.event for event in load_events(folder))
     assert kinds == {
-        "kernel_read": 15, "probe": 2 * 3, "send": 3, "chunk": 3 * 40, "pause": kinds["pause"], "end": 3, "evidence": 1,
+        "kernel_read": 15, "peak": 2 * 3, "probe": 2 * 3, "send": 3, "chunk": 3 * 40, "pause": kinds["pause"], "end": 3,
+        "evidence": 1,
     }  # fmt: skip
     assert "repeat 3 of 3" in (folder / "log.txt").read_text()
     assert folder.name.split("-")[1:3] == ["scripted", "t"]

@@ -61,17 +61,17 @@ class Workspace:
     """Products of one input as one: fewer, larger reads."""
     context: torch.Tensor
     """int64 [1]: positions that every request has taken in; read and moved on by the launches."""
-    _activations: dict[str, torch.Tensor] = field(default_factory=dict)
+    _activations: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
 
     @property
     def dtype(self) -> torch.dtype:
         return TORCH_DTYPES[self.ops.dtype]
 
     def activation(self, name: str, width: int, rows: Rows) -> torch.Tensor:
-        """[rows, width]: the same memory for the same name in every layer and step."""
-        if name not in self._activations:
-            self._activations[name] = torch.empty(self.max_rows, width, dtype=self.dtype, device=self.device)
-        return self._activations[name][: rows.num]
+        """[rows, width]: the same memory for the same name and width in every layer and step."""
+        if (name, width) not in self._activations:
+            self._activations[name, width] = torch.empty(self.max_rows, width, dtype=self.dtype, device=self.device)
+        return self._activations[name, width][: rows.num]
 
     def norm(self, source: TensorSource, name: str) -> Norm:
         """A norm as the model's layers have them."""

@@ -1,6 +1,7 @@
 """The one row that a run comes down to: every figure with its definition's name, and the verdict."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import harness
@@ -26,6 +27,7 @@ DECLARED_TOLERANCE_FRAC = 0.01
 def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
     """Every repeat's figures and the run's row, from the events alone and what is known beforehand."""
     repeats, roof = finished_repeats(events), find_roof(events)
+    facts = _of_batch(facts, batch_of(repeats))
     requests = tuple(request_figures(repeat, facts.traffic, roof, facts.peak_flop_per_s) for repeat in repeats)
     work = _work(facts, repeats)
     row = _identity(facts, requests) | _times(requests, repeats) | work
@@ -36,6 +38,12 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     row["batch"] = batch_of(repeats)
     row["warnings"] = tuple(_warnings(facts, requests, roof, row["batch"]))
     return requests, Analysis.model_validate(row)
+
+
+def _of_batch(facts: RunFacts, batch: int) -> RunFacts:
+    """Of the engine's choices those of steps of this batch: in a sweep others may have had other backends."""
+    ops = tuple(op for op in facts.engine.ops if op.phase == "prefill" or op.batch == batch)
+    return replace(facts, engine=facts.engine.model_copy(update={"ops": ops}))
 
 
 def _identity(facts: RunFacts, requests: Sequence[RequestFigures]) -> dict[str, Any]:
@@ -213,8 +221,7 @@ def _roof_warnings(facts: RunFacts) -> list[str]:
 
 def _undeclared_difference(facts: RunFacts, batch: int) -> str | None:
     """Backends say what their calls read: a name that promises 4 bits while bf16 is read shows here."""
-    decode = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
-    linears = [op for op in decode if op.batch == batch]
+    linears = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
     if not linears or any(op.read_bytes is None for op in linears):
         return None
     declared = sum((op.read_bytes or 0) * op.num_calls for op in linears)

@@ -50,7 +50,7 @@ class OpChoice(Frozen):
     """In one step."""
     phase: Literal["decode", "prefill"]
     batch: PositiveInt = 1
-    """Rows of a decode step's product: requests that it decodes together."""
+    """Requests of the decode step that made the call: other numbers of rows may have other backends. 1 in prefill."""
     read_bytes: NonNegativeInt | None = None
     """What the backend says that one call reads."""
     fallback_from: str | None = None

@@ -75,7 +75,9 @@ class AttentionLayer:
                 rotated[lane], k_cache, v_cache,
             )  # fmt: skip
             yield Bound("elementwise", "qk_norm_rope_cache", rope)
-            yield w.ops.attention(rows.phase, self._index, rotated[lane], k_cache, v_cache, w.context, attended[lane])
+            yield w.ops.attention(
+                rows.phase, self._index, rotated[lane], k_cache, v_cache, w.context, attended[lane], len(rows.lanes)
+            )
         if s.output_gate:
             gate = w.elementwise.sigmoid_mul(attended, q[:, :, s.head_dim :])
             yield Bound("elementwise", "attention_gate", gate)

@@ -145,7 +145,13 @@ class NativeDecoding:
         step = self._decoder.decode_step()
         linears = [bound for bound in step.launches if bound.kind == "linear"]
         names = "+".join(
-            sorted({row.backend for row in self._ops.choices() if row.op == "linear" and row.phase == "decode"})
+            sorted(
+                {
+                    row.backend
+                    for row in self._ops.choices()
+                    if row.op == "linear" and row.phase == "decode" and row.batch == 1
+                }
+            )
         )
         with self._undisturbed():
             check_linears(self._decoder, self._ops)

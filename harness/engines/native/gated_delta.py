@@ -74,5 +74,7 @@ class GatedDeltaLayer:
         for lane, request in rows.lanes:
             inputs = DeltaInputs(*torch.split(projected[lane], widths, dim=1))
             state = self._states[request]
-            yield w.ops.linear_attention(rows.phase, self._index, self._spec, inputs, self._weights, state, mixed[lane])
+            yield w.ops.linear_attention(
+                rows.phase, self._index, self._spec, inputs, self._weights, state, mixed[lane], len(rows.lanes)
+            )
         yield from self._out.bind(w.ops, rows.phase, self._index, mixed, out)

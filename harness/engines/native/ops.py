@@ -108,9 +108,12 @@ class OpTable:
 
     def attention(
         self, phase: Phase, layer: int, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor,
-        context: torch.Tensor, out: torch.Tensor,
+        context: torch.Tensor, out: torch.Tensor, batch: int = 1,
     ) -> Bound:  # fmt: skip
-        """Causal attention of the new queries over the cache by the backend of this phase."""
+        """Causal attention of the new queries over the cache by the backend of this phase.
+
+        batch: requests of the step, of which this is one.
+        """
         (m, heads, head_dim), (kv_heads, max_context, _) = q.shape, k_cache.shape
         problem = AttentionProblem(
             m=m, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_context=max_context, dtype=self.dtype
@@ -121,15 +124,15 @@ class OpTable:
         choice = choose_attention(wanted, problem, self.executor.device)
         backend: AttentionBackend = self._instance("attention", choice)
         shape = f"{heads}/{kv_heads} heads x {head_dim}"
-        self._remember(self._row("attention", phase, phase, shape, choice, None), layer, 1)
+        self._remember(self._row("attention", phase, phase, shape, choice, None, batch), layer, 1)
         launch = backend.bind(q, k_cache, v_cache, context, out, problem)
         return Bound("attention", phase, launch, lambda filled: backend.read_bytes(problem, filled))
 
     def linear_attention(
         self, phase: Phase, layer: int, spec: GatedDelta, inputs: DeltaInputs, weights: DeltaWeights,
-        state: DeltaState, out: torch.Tensor,
+        state: DeltaState, out: torch.Tensor, batch: int = 1,
     ) -> Bound:  # fmt: skip
-        """The gated delta rule over the new tokens by the backend of this phase."""
+        """The gated delta rule over the new tokens by the backend of this phase; `batch` as in attention."""
         problem = DeltaProblem(
             m=out.shape[0], num_key_heads=spec.num_key_heads, num_value_heads=spec.num_value_heads,
             key_head_dim=spec.key_head_dim, value_head_dim=spec.value_head_dim, conv_kernel=spec.conv_kernel,
@@ -141,7 +144,7 @@ class OpTable:
         choice = choose_linear_attention(wanted, problem, self.executor.device)
         backend: LinearAttentionBackend = self._instance("linear-attention", choice)
         shape = f"{spec.num_value_heads}/{spec.num_key_heads} heads x {spec.key_head_dim} x {spec.value_head_dim}"
-        self._remember(self._row("linear-attention", phase, phase, shape, choice, None), layer, 1)
+        self._remember(self._row("linear-attention", phase, phase, shape, choice, None, batch), layer, 1)
         read, written = backend.read_bytes(problem), state.recurrent.nbytes + state.conv.nbytes
         launch = backend.bind(inputs, weights, state, out, problem)
         return Bound("linear-attention", phase, launch, lambda filled: read, written)

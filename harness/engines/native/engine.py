@@ -144,15 +144,8 @@ class NativeDecoding:
         """
         step = self._decoder.decode_step()
         linears = [bound for bound in step.launches if bound.kind == "linear"]
-        names = "+".join(
-            sorted(
-                {
-                    row.backend
-                    for row in self._ops.choices()
-                    if row.op == "linear" and row.phase == "decode" and row.batch == 1
-                }
-            )
-        )
+        own = [row for row in self._ops.choices() if row.op == "linear" and row.phase == "decode" and row.batch == 1]
+        names = "+".join(sorted({row.backend for row in own}))
         with self._undisturbed():
             check_linears(self._decoder, self._ops)
         read_bytes = sum(bound.read_bytes(0) for bound in linears)

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from harness.errors import ConfigError
 from harness.specs.base import Count, Frozen
 
+MAX_VALUES = 64
 SweepKey = Literal["input_tokens", "context", "batch"]
 
 
@@ -18,7 +19,7 @@ class Sweep(Frozen):
     """input_tokens: lengths of prompts, for the time to the first token. context: positions that decoding starts
     behind, not computed where the engine can do without, for the split of a step's time. batch: prompts that are
     decoded together."""
-    values: Annotated[tuple[Count, ...], Field(min_length=2, max_length=64)]
+    values: Annotated[tuple[Count, ...], Field(min_length=2, max_length=MAX_VALUES)]
 
     @model_validator(mode="after")
     def _each_once(self) -> "Sweep":
@@ -40,6 +41,8 @@ def parse_sweep(text: str) -> Sweep:
     numbers = _doublings(int(span[1]), int(span[2])) if span else [int(value) for value in values.split(",")]
     if len(set(numbers)) < max(2, len(numbers)) or min(numbers) < 1:
         raise ConfigError(f"--sweep {text}: two values or more, above 0, each once", mend)
+    if len(numbers) > MAX_VALUES:
+        raise ConfigError(f"--sweep {text[:40]}...: {len(numbers)} values, at most {MAX_VALUES}", mend)
     return Sweep.model_validate({"over": key, "values": numbers})
 
 

@@ -1,6 +1,7 @@
 """Runs as rows: the list, the comparison, and the figures derived again."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,28 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """One row a figure and one a differing key of configuration, device and surroundings; a column for each run."""
     if len(records) < 2:
         raise ConfigError("one run alone can't be compared", "name two or more (harness runs list)")
-    analyses = [record.analysis.model_dump(mode="json") if record.analysis else {} for record in records]
-    rows = [_across(records, key, [analysis.get(key) for analysis in analyses]) for key in _COMPARED]
+    figures = [_figures(record) for record in records]
+    rows = [_across(records, key, [of.get(key) for of in figures]) for key in dict.fromkeys(chain(*figures))]
     flat = [_flatten(record.model_dump(mode="json", include={"config", "device", "environment"})) for record in records]
     keys = sorted({key for fields in flat for key in fields} - _ALWAYS_DIFFERENT)
     different = [key for key in keys if len({repr(fields.get(key)) for fields in flat}) > 1]
     return rows + [_across(records, key, [fields.get(key) for fields in flat]) for key in different]
+
+
+def _figures(record: RunRecord) -> dict[str, Any]:
+    """What is compared of a run; of a sweep each value's, and what all of them show together."""
+    if record.sweep is None:
+        analysis = record.analysis.model_dump(mode="json") if record.analysis else {}
+        return {key: analysis.get(key) for key in _COMPARED}
+    over, points = record.sweep.over, record.sweep.points
+    rows = {
+        f"{over} {point.value}: {key}": value
+        for point in points
+        for key, value in point.analysis.model_dump(mode="json", include=set(_COMPARED)).items()
+    }
+    return rows | _flatten(
+        record.sweep.model_dump(mode="json", include={"ttft_fit", "split", "knee"}, exclude_none=True)
+    )
 
 
 _ALWAYS_DIFFERENT = {"environment.utc", "environment.load_average", "environment.available_memory_bytes"}

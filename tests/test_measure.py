@@ -1,15 +1,15 @@
 """The timed region: what comes between the chunks, and what does not."""
 
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from harness.devices.contention import WaitBooks
 from harness.engines.base import KERNEL_READ_TRIALS, MIN_KERNEL_READ_TRIALS, Chunk, Request, side_by_side
 from harness.measure import reading_events, request_events
-from harness.specs.event import ContentionEvent, PauseEvent
-from harness.specs.probe import ProbeReading
+from harness.specs.event import ContentionEvent, PauseEvent, SendEvent
+from harness.specs.probe import PeakReading, ProbeReading
 
 REQUEST = Request(None, ((1, 2, 3),), 8, ignore_eos=True)
 
@@ -90,6 +90,58 @@ def test_the_books_of_the_cores_are_closed_over_a_pause() -> None:
 
 def test_no_probe_no_reading() -> None:
     assert list(reading_events(None, 0, "before")) == []
+    assert list(reading_events(None, 0, "before", "BF16")) == []
+
+
+class BothProbe:
+    """Reads memory and products, and remembers in which order."""
+
+    peak: float | None = 1e12
+
+    def __init__(self) -> None:
+        self.order: list[str] = []
+
+    def read(self, reading_s: float | None = None) -> ProbeReading:
+        self.order.append("memory")
+        return reading(1.0)
+
+    def read_peak(self, dtype: str) -> PeakReading | None:
+        self.order.append(dtype)
+        return None if self.peak is None else PeakReading(dtype=dtype, flop_per_s=self.peak)
+
+
+@pytest.mark.parametrize(("place", "order"), [("before", ["BF16", "memory"]), ("after", ["memory", "BF16"])])
+def test_memory_is_read_next_to_the_request_and_products_beyond(place: Any, order: list[str]) -> None:
+    probe = BothProbe()
+    events = list(reading_events(probe, 3, place, "BF16"))  # type: ignore[arg-type]
+    assert probe.order == order
+    assert {event.event for event in events} == {"probe", "peak"}
+    assert {(event.repeat, event.place) for event in events} == {(3, place)}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_without_a_prompt_no_products_are_timed(place: Any) -> None:
+    probe = BothProbe()
+    assert [event.event for event in reading_events(probe, 0, place)] == ["probe"]  # type: ignore[arg-type]
+    assert probe.order == ["memory"]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_type_whose_products_are_not_timed_has_no_peak(place: Any) -> None:
+    probe = BothProbe()
+    probe.peak = None
+    assert [event.event for event in reading_events(probe, 0, place, "F8")] == ["probe"]  # type: ignore[arg-type]
+
+
+def test_the_send_says_how_many_prompts_and_whether_they_are_computed() -> None:
+    engine = Engine([(1.0, (1, 1))])
+    asked = Request(None, ((1, 2, 3),) * 2, 1, ignore_eos=True, skip_prompt=True)
+    send = next(iter(request_events(engine, None, asked, 4, None, None)))  # type: ignore[arg-type]
+    assert isinstance(send, SendEvent)
+    assert (send.repeat, send.num_prompt_tokens, send.batch, send.prompt_computed) == (4, 3, 2, False)
+    computed = next(iter(request_events(engine, None, REQUEST, 4, None, None)))  # type: ignore[arg-type]
+    assert isinstance(computed, SendEvent)
+    assert (computed.batch, computed.prompt_computed) == (1, True)
 
 
 def test_kernel_and_probe_take_turns_in_going_first() -> None:

@@ -77,7 +77,8 @@ def test_what_the_values_show_together_in_words(config: Path) -> None:
     assert "linear path 0.800 [0.800, 0.800], attention path 0.400 [0.400, 0.400]" in text
     assert "none: no prompt was computed: sweep over input_tokens" in text
     text = harness("bench", config, "--sweep", PROMPTS).stdout
-    assert "at 1,024 tokens" in text and "is quadratic" in text
+    # at half of 1 TFLOP/s: the head once, all layers' products a token, and half of 28 x 4 x 2048 FLOP a square
+    assert "0.622 ms + 1762 us n + 229.4 ns n^2; at 1,024 tokens 11.8 %" in " ".join(text.split())
     text = harness("bench", config, "--sweep", BATCH).stdout
     assert "so the walls alone would have it at batch 44" in " ".join(text.split())
 

@@ -156,8 +156,8 @@ def test_two_runs_at_once_in_one_place(config: Path, tmp_path: Path, start) -> N
     folders = list((tmp_path / "runs").iterdir())
     assert len(folders) == 2
     assert {load_record(folder).status for folder in folders} == {"done"}
-    assert [len(load_events(folder)) for folder in folders] == [15 + 2 * (2 + 200 + 6 + 2) + 1] * 2, (
-        "kernel reads, repeats with pauses, evidence"
+    assert [len(load_events(folder)) for folder in folders] == [15 + 2 * (4 + 200 + 6 + 2) + 1] * 2, (
+        "kernel reads, repeats with readings and pauses, evidence"
     )
 
 

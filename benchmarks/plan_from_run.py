@@ -1,8 +1,9 @@
 """Does a plan from a run foretell other contexts and batches? One sweep of each, the first values calibrate the rest.
 
-A plan is made from what the shortest contexts (the smallest batch) measured, and held against the TPOT of the longer
-ones (the larger ones). All values of a sweep are measured in turns, so that the machine is the same for all; each
-prediction is at the roof that stood around the measurement, as the plan's roof is not what is tested.
+A plan is made from what the shortest context measured, or from the sweep's split, and held against the TPOT of the
+longer ones; and from the smallest and the largest batch, against those between. All values of a sweep are measured in
+turns, so that the machine is the same for all; each prediction is at the roof that stood around the measurement, as the
+plan's roof is not what is tested.
 
     python benchmarks/plan_from_run.py [--model qwen3-0.6b]
 """
@@ -70,11 +71,10 @@ def main() -> None:
         source = calibrated(contexts, [contexts.sweep.points[0]], with_split)
         for point in contexts.sweep.points[1:]:
             rows.append({"calibrated by": by} | row(contexts, source, point, point.value + middle, 1))
-    source = calibrated(batches, [batches.sweep.points[0]], False)
-    for point in batches.sweep.points[1:]:
-        rows.append(
-            {"calibrated by": "utilization at batch 1"} | row(batches, source, point, 256 + middle, point.value)
-        )
+    source = calibrated(batches, [batches.sweep.points[0], batches.sweep.points[-1]], False)
+    for point in batches.sweep.points[1:-1]:
+        found = row(batches, source, point, 256 + middle, point.value)
+        rows.append({"calibrated by": "the smallest and the largest batch"} | found)
     print(tabulate(rows, headers="keys", tablefmt="github", disable_numparse=True))
 
 

@@ -1,4 +1,4 @@
-"""The judgement of a prompt: its floors by hand, the bands, the peak of its own moment, the shares of a request."""
+"""The judgement of a prompt: its floors by hand, the bands, the peak of its own moment."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,12 +23,10 @@ from harness.prefill import (
     main_wall,
     peaks_around,
     prompt_chunks,
-    time_shares,
 )
 from harness.records import load_events
 from harness.roofline import Floor
-from harness.specs.analysis import Analysis, TimeShare
-from harness.specs.engine import Evidence, LaunchClass
+from harness.specs.analysis import Analysis
 from harness.specs.event import Event, PeakEvent, ProbeEvent
 from harness.specs.hf_config import model_spec_from_hf
 from harness.specs.model import ModelSpec
@@ -280,49 +278,3 @@ def test_a_prompt_that_was_skipped_has_no_figures(tmp_path: Path) -> None:
     requests, _ = analyse(facts, events)
     assert {(request.ttft_s, request.throughput_tokens_per_s) for request in requests} == {(None, None)}
     assert not any(isinstance(event, PeakEvent) for event in events), "no prompt, no products beside it"
-
-
-def shares(
-    evidence: Evidence | None, prefill: float | None = 0.25, decode: float | None = 0.75
-) -> dict[str, TimeShare]:
-    found = time_shares(QWEN.spec, 400, prefill, decode, evidence)
-    assert [share.time_frac for share in found] == sorted((share.time_frac for share in found), reverse=True)
-    return {share.part: share for share in found}
-
-
-def test_shares_of_a_request_add_up_and_the_largest_comes_first() -> None:
-    parts = (
-        LaunchClass(name="linear", step_s=0.5, read_bytes=1),
-        LaunchClass(name="attention", step_s=0.25, read_bytes=1),
-        LaunchClass(name="sampling", step_s=0.0, read_bytes=0),
-    )
-    found = shares(Evidence(num_steps=4, step_s=1.0, outside_kernels_s=0.25, classes=parts))
-    flop = prompt_flop(QWEN.spec, 400)
-    assert {part: share.time_frac for part, share in found.items()} == pytest.approx(
-        {
-            "decode linear": 0.375, "decode attention": 0.1875, "decode outside kernels": 0.1875,
-            "prefill linear": 0.25 * flop.linear / sum(flop), "prefill attention": 0.25 * flop.attention / sum(flop),
-        }
-    )  # fmt: skip
-    assert sum(share.time_frac for share in found.values()) == pytest.approx(1.0)
-    assert {share.by for part, share in found.items() if part.startswith("decode")} == {"clock"}
-    assert {share.by for part, share in found.items() if part.startswith("prefill")} == {"FLOP"}
-
-
-def test_without_evidence_a_decode_is_one_part() -> None:
-    assert shares(None)["decode"].time_frac == shares(Evidence())["decode"].time_frac == 0.75
-    assert set(shares(None, prefill=None, decode=1.0)) == {"decode"}
-    assert set(shares(None, prefill=1.0, decode=0.0)) == {"prefill linear", "prefill attention"}
-
-
-def test_the_shares_of_a_run_are_its_fractions(tmp_path: Path) -> None:
-    """With 10 ms outside kernels in each step, which the script's instrumented pass sees."""
-    found = analysis(*made(tmp_path, gap_s=0.01))
-    by_phase = {"prefill": 0.0, "decode": 0.0}
-    for share in found.time_shares:
-        by_phase[share.part.split()[0]] += share.time_frac
-    assert by_phase == pytest.approx({"prefill": found.prefill_time_frac, "decode": found.decode_time_frac})
-    assert {share.part for share in found.time_shares} == {
-        "prefill linear", "prefill attention", "decode linear", "decode attention", "decode outside kernels",
-    }  # fmt: skip
-    assert found.time_shares[0].part == "decode linear"

@@ -26,7 +26,9 @@ def run_walls(record: RunRecord, model: ResolvedModel) -> tuple[Walls, Calibrati
             "plan the model and type that were measured",
         )
     roof = median([a.roof_read_bytes_per_s for a in analyses if a.roof_read_bytes_per_s is not None])
-    util = median([a.util_frac for a in analyses if a.util_frac is not None])
+    over_batches = record.sweep is not None and record.sweep.over == "batch"
+    of_memory = analyses[:1] if over_batches else analyses
+    util = median([a.util_frac for a in of_memory if a.util_frac is not None])
     if roof is None or util is None:
         raise ConfigError(f"run {record.run_id} has no utilization", "measure again with more output tokens")
     peak = record.probe.peak_flop_per_s.get(model.spec.dtype) if record.probe else None
@@ -45,6 +47,7 @@ def run_walls(record: RunRecord, model: ResolvedModel) -> tuple[Walls, Calibrati
         run_id=record.run_id,
         verdict=None if record.analysis is None else record.analysis.verdict,
         util_frac=util,
+        decode_mfu_frac=analyses[-1].mfu_frac if record.sweep is not None and record.sweep.knee is not None else None,
         split=record.sweep.split if record.sweep else None,
         prefill_mfu_frac=median([a.prefill_mfu_frac for a in analyses if a.prefill_mfu_frac is not None]),
         ttft_fit=record.sweep.ttft_fit if record.sweep else None,
@@ -69,7 +72,8 @@ def _believed(record: RunRecord) -> Sequence[Analysis]:
 
 
 def predicted_step_s(floor: Floor, cache_s: float, run: Calibration) -> float:
-    """A step that reaches as much of the memory wall as the run's steps did, and of the compute wall as its prompts.
+    """A step that reaches as much of the memory wall as the run's steps did, and of the compute wall as its largest
+    batch, else as its prompts.
 
     cache_s: the part of the memory floor that is the cache's, which the run's split, if it has one, tells apart.
     """
@@ -77,7 +81,7 @@ def predicted_step_s(floor: Floor, cache_s: float, run: Calibration) -> float:
     if run.split is not None:
         other_s = floor.memory_s - cache_s
         memory_s = cache_s / run.split.attention_util_frac + other_s / run.split.linear_util_frac
-    return max(memory_s, (floor.compute_s or 0.0) / (run.prefill_mfu_frac or 1.0))
+    return max(memory_s, (floor.compute_s or 0.0) / (run.decode_mfu_frac or run.prefill_mfu_frac or 1.0))
 
 
 def predicted_prompt_s(floor: Floor, scenario: Scenario, run: Calibration) -> float | None:

@@ -75,7 +75,10 @@ class Calibration(Frozen):
     verdict: VerdictName | None
     """Null for a sweep: each of its values has its own."""
     util_frac: PositiveFloat
-    """Of the memory wall, over the run's decode steps; of a sweep the median of its values'."""
+    """Of the memory wall, over the run's decode steps; of a sweep the median of its values', over batches that of the
+    smallest."""
+    decode_mfu_frac: PositiveFloat | None
+    """Of the compute wall, over the decode steps of a sweep's largest batch, where those had left the memory wall."""
     split: Split | None
     """Of a sweep: linear and attention path apart. Predictions for other contexts then rest on it."""
     prefill_mfu_frac: PositiveFloat | None

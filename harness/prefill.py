@@ -91,11 +91,11 @@ def prefill_row(
     row: dict[str, Any] = {"prefill_flop": None, "prefill_mfu_frac": None}
     if num_tokens is None:
         return row
-    flop = PromptFlop(*(batch * part for part in prompt_flop(facts.model, num_tokens)))
-    row |= {"prefill_flop": sum(flop)} | {f"prefill_{name}_flop": part for name, part in flop._asdict().items()}
     ttft_s = median([repeat.ttft_s for repeat in repeats if repeat.send.prompt_computed and repeat.chunks])
     if not ttft_s:
         return row
+    flop = PromptFlop(*(batch * part for part in prompt_flop(facts.model, num_tokens)))
+    row |= {"prefill_flop": sum(flop)} | {f"prefill_{name}_flop": part for name, part in flop._asdict().items()}
     prompts = _prompts(facts, repeats, roof, peaks_around(events))
     chunks = prompt_chunks(facts.model, facts.traffic, num_tokens, facts.prefill_chunk)
     row["prefill_chunks"] = chunks
@@ -145,7 +145,7 @@ class PrefillVerdict:
 def judge_prefill(prompts: Sequence[Prompt], wait_frac: float | None) -> PrefillVerdict:
     """The same bands as a decode's, on the floor over TTFT. wait_frac: of the time that others held our cores."""
     if not prompts:
-        return PrefillVerdict("no-peak", "no matrix product was timed here, so the compute wall is not known")
+        return PrefillVerdict("no-peak", "no matrix product or no memory was timed here: a wall is not known")
     utils = [prompt.floor_s / prompt.ttft_s for prompt in prompts]
     util, interval = sum(utils) / len(utils), mean_interval(utils)
     name, reason = _band(util, interval, wait_frac, main_wall(prompts[0].floors))

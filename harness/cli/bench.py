@@ -74,6 +74,10 @@ def show_figures(
     if record.analysis is not None:
         lines = [*lines, *analysis_lines(record.analysis)]
     if record.sweep is not None:
+        points = record.sweep.model_dump(mode="json")["points"]
+        if format is Format.csv and points:  # a row a value; the fits are in the other formats
+            show([{record.sweep.over: point["value"], **point["analysis"]} for point in points], format)
+            return
         if format in (Format.table, Format.md):
             show(point_rows(record.sweep), format, title=f"{record.config.name} over {record.sweep.over}")
         lines = [*lines, *sweep_lines(record.sweep)]

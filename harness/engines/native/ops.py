@@ -119,7 +119,7 @@ class OpTable:
             m=m, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_context=max_context, dtype=self.dtype
         )
         wanted = self.config.attention if phase == "decode" else self.config.prefill_attention
-        if wanted == AUTO and phase == "decode" and not self._linears_use_pool():
+        if wanted == AUTO and phase == "decode" and not self._linears_use_pool(batch):
             wanted = "torch-sdpa"
         choice = choose_attention(wanted, problem, self.executor.device)
         backend: AttentionBackend = self._instance("attention", choice)
@@ -139,7 +139,7 @@ class OpTable:
             dtype=self.dtype,
         )  # fmt: skip
         wanted = self.config.linear_attention if phase == "decode" else self.config.prefill_linear_attention
-        if wanted == AUTO and phase == "decode" and not self._linears_use_pool():
+        if wanted == AUTO and phase == "decode" and not self._linears_use_pool(batch):
             wanted = "torch-recurrent"
         choice = choose_linear_attention(wanted, problem, self.executor.device)
         backend: LinearAttentionBackend = self._instance("linear-attention", choice)
@@ -156,12 +156,13 @@ class OpTable:
             for choice, layers in self._chosen.items()
         )
 
-    def _linears_use_pool(self) -> bool:
-        """Whether the decode step's products run on our pool and not on torch's threads.
+    def _linears_use_pool(self, batch: int) -> bool:
+        """Whether the products of this batch's decode step run on our pool and not on torch's threads.
 
         What is chosen by `auto` follows: two kinds of threads on the same cores would take turns spinning.
         """
-        names = {row.backend for row in self._chosen if row.op == "linear" and row.phase == "decode"}
+        steps = (row for row in self._chosen if row.phase == "decode" and row.batch == batch)
+        names = {row.backend for row in steps if row.op == "linear"}
         return all(getattr(linear_backends.get(name), "uses_pool", False) for name in names)
 
     def _instance(self, op: str, choice: Choice) -> Any:

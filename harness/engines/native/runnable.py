@@ -33,8 +33,8 @@ def _missing(kind: LayerKind, device: torch.device) -> list[str]:
     mixer, mlp = kind.mixer, kind.mlp
     lacks = {
         "norms around its parts": len(kind.norms) != 2,
-        f"{mixer.kind} layers": not isinstance(mixer, Attention | GatedDelta),
-        f"{mlp.kind} layers": not isinstance(mlp, GatedMlp | Moe),
+        f"mixer of the kind {mixer.kind}": not isinstance(mixer, Attention | GatedDelta),
+        f"MLP of the kind {mlp.kind}": not isinstance(mlp, GatedMlp | Moe),
     }
     if isinstance(mixer, Attention):
         lacks |= {"attention windows": mixer.window is not None, "attention sinks": mixer.sinks}

@@ -75,8 +75,14 @@ class Prompt:
     """One repeat's prompts before the walls of their moment."""
 
     ttft_s: float
+    flop: int
     floors: list[Floor]
     peak_flop_per_s: float
+
+    @property
+    def mfu_frac(self) -> float:
+        """Of its own FLOP: texts differ in length."""
+        return self.flop / self.ttft_s / self.peak_flop_per_s
 
     @property
     def floor_s(self) -> float:
@@ -109,7 +115,7 @@ def prefill_row(
         "prefill_bound": main_wall(prompts[0].floors),
         "prefill_util_frac": verdict.util_frac,
         "prefill_util_interval_frac": verdict.interval_frac,
-        "prefill_mfu_frac": median([sum(flop) / p.ttft_s / p.peak_flop_per_s for p in prompts]),
+        "prefill_mfu_frac": median([prompt.mfu_frac for prompt in prompts]),
     }
 
 
@@ -123,7 +129,8 @@ def _prompts(
         if sent.prompt_computed and repeat.chunks and repeat.ttft_s > 0 and roof is not None and peak is not None:
             chunks = prompt_chunks(facts.model, facts.traffic, sent.num_prompt_tokens, facts.prefill_chunk)
             floors = [chunk_floor(chunk, roof, peak) for chunk in chunks]
-            found.append(Prompt(repeat.ttft_s, sent.batch * floors, peak))
+            flop = sent.batch * sum(prompt_flop(facts.model, sent.num_prompt_tokens))
+            found.append(Prompt(repeat.ttft_s, flop, sent.batch * floors, peak))
     return found
 
 

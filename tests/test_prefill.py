@@ -117,6 +117,17 @@ def test_a_prompts_tokens_choose_experts_together() -> None:
     assert traffic.step_weight_bytes(1) < traffic.step_weight_bytes(2) < traffic.step_weight_bytes(4)
 
 
+def test_each_prompt_is_held_against_its_own_length(tmp_path: Path) -> None:
+    """Texts of 2, 3 and 60 tokens, all at half of the script's peak: the middle one's FLOP would fit no other."""
+    config = {
+        "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "scripted"},
+        "workload": {"prompts": ["w " * n for n in (2, 3, 60, 60, 60)], "output_tokens": 34, "repeats": 4},
+    }  # fmt: skip
+    _, record, _ = run_bench(RunConfig.model_validate(config), tmp_path, lambda line: None)
+    assert record.analysis is not None
+    assert record.analysis.prefill_mfu_frac == pytest.approx(0.5)
+
+
 def test_the_main_wall_has_more_than_half_of_the_floors_time() -> None:
     memory, compute = Floor(memory_s=2.0, compute_s=1.0), Floor(memory_s=1.0, compute_s=2.0)
     assert main_wall([memory, compute, compute]) == "compute"
@@ -127,7 +138,7 @@ def test_the_main_wall_has_more_than_half_of_the_floors_time() -> None:
 def prompts(*utils: float, floor: Floor | None = None) -> list[Prompt]:
     """One repeat each at these utilizations."""
     floor = floor or Floor(memory_s=0.5, compute_s=1.0)
-    return [Prompt(ttft_s=floor.floor_s / util, floors=[floor], peak_flop_per_s=PEAK) for util in utils]
+    return [Prompt(ttft_s=floor.floor_s / util, flop=1, floors=[floor], peak_flop_per_s=PEAK) for util in utils]
 
 
 @pytest.mark.parametrize(

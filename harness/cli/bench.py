@@ -64,9 +64,7 @@ def figures_row(record: "RunRecord") -> dict[str, Any]:
     return {} if figures is None else figures.model_dump(mode="json")
 
 
-def show_figures(
-    record: "RunRecord", row: dict[str, Any], format: Format, lines: Lines, folder: Path
-) -> None:  # fmt: skip
+def show_figures(record: "RunRecord", row: dict[str, Any], format: Format, lines: Lines, folder: Path) -> None:
     """A run of one workload as lines, a sweep with a table of its values; `row` is what programs get."""
     from harness.cli.render import show, show_object
     from harness.cli.sweep_lines import point_rows, sweep_lines

@@ -3,10 +3,10 @@
 import errno
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from command import harness, json_of
+from typer.testing import CliRunner
 
 from harness.cli.main import app, main
 from harness.resources import find_config
@@ -37,17 +37,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     return path
-
-
-def harness(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def json_of(*arguments: object, code: int = 0) -> Any:
-    return json.loads(harness(*arguments, "--format", "json", code=code).stdout)
 
 
 def test_bench_prints_the_verdict_and_where_the_record_is(config: Path) -> None:

@@ -4,12 +4,10 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from command import harness, json_of
 
-from harness.cli.main import app
 from harness.errors import ConfigError
 from harness.records import load_record, write_record
 from harness.specs.record import RunRecord
@@ -36,17 +34,6 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(RUN)
     return path
-
-
-def harness(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    return result
-
-
-def json_of(*arguments: object, code: int = 0) -> Any:
-    return json.loads(harness(*arguments, "--format", "json", code=code).stdout)
 
 
 def run_folder(config: Path) -> Path:

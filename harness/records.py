@@ -25,6 +25,7 @@ from harness.specs.event import EVENT, Event
 from harness.specs.record import Failure, RunRecord
 
 Record = RunRecord | AbRecord
+Say = Callable[[str], None]
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 RECORD, SAMPLES, LOG = "record.json", "samples.jsonl", "log.txt"
 
@@ -80,6 +81,16 @@ class RunFolder:
         for file in (self._samples, self._log):
             with contextlib.suppress(OSError):  # a full disk fails once more on the buffer it refused, and was reported
                 file.close()
+
+
+def teller(folder: RunFolder, tell: Say) -> Say:
+    """Says a line to the user and to the run's log."""
+
+    def say(line: str) -> None:
+        folder.log(line)
+        tell(line)
+
+    return say
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ from hypothesis import settings
 
 from harness.cpu_pool import CpuPool
 from harness.errors import UnavailableError
-from harness.kernel_build import find_compiler, kernel_source
+from harness.kernel_build import find_compiler
+from harness.kernel_reference import kernel_reference as load_reference
 
 # The same examples every time: a suite that fails one day in ten teaches nobody anything.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=100)
@@ -62,13 +63,5 @@ def cpu_pool() -> Iterator[CpuPool]:
 
 @pytest.fixture(scope="session")
 def kernel_reference() -> Callable[[str], ModuleType]:
-    """Loads kernels/<op>/reference.py, which is data and not a package, under a private name."""
-
-    def load(op: str) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(f"_kernel_reference_{op}", kernel_source(op, "reference.py"))
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    """kernels/<op>/reference.py, by op."""
+    return load_reference

@@ -12,7 +12,7 @@ ROOT = Path(harness.__file__).parent
 HEAVY = {"torch", "vllm", "triton", "transformers"}
 HEAVY_LEAVES = (
     "harness.engines.native.", "harness.backends.linear.", "harness.backends.attention.",
-    "harness.backends.linear_attention.",
+    "harness.backends.linear_attention.", "harness.ab.operands.",
 )  # fmt: skip
 LIGHT_ONLY = ("harness.cli.",)
 
@@ -43,6 +43,7 @@ LAYER = {
     "harness.environment": 1,
     "harness.exclusive": 1,
     "harness.kernel_build": 1,
+    "harness.kernel_reference": 1,
     "harness.cpu_pool": 1,
     "harness.devices": 1,
     "harness.gguf_import": 1,

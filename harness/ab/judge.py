@@ -2,48 +2,82 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from harness.specs.ab import AbRow
-from harness.stats import paired_ratio
+from harness.specs.ab import AbRow, Confirmation
+from harness.stats import half_width, paired_ratio
+
+Samples = Mapping[str, Sequence[float]]
+"""Seconds a call by side's label and block."""
+
+
+def is_settled(call_s: Samples, baseline: str, precision: float) -> bool:
+    """Whether every side's ratio to the baseline is known to the precision. Without one to compare to: yes.
+
+    It asks how wide intervals are and never where they lie, so that stopping favours nobody.
+    """
+    others = [name for name in call_s if name != baseline]
+    if baseline not in call_s:
+        return True
+    ratios = [paired_ratio(call_s[baseline], call_s[name]) for name in others]
+    return all(half_width((ratio.low, ratio.high)) <= precision for ratio in ratios)
 
 
 def judge_shape(
-    rows: Sequence[AbRow], call_s: Mapping[str, Sequence[float]], probe_rates: Sequence[float], baseline: str
+    rows: Sequence[AbRow], call_s: Samples, probe_rates: Sequence[float], baseline: str, peak: float | None = None
 ) -> list[AbRow]:
-    """Complete the timed rows of one shape: rate, share of the probe, ratio to the baseline, outcome.
+    """Complete the timed rows of one shape: rates, shares of probe and peak, ratio to the baseline, outcome.
 
-    call_s: seconds a call by backend and block; probe_rates: bytes per second that the probe read, by block.
+    probe_rates: bytes per second that the probe read before each block and after the last; a block's is the mean of
+    both; none without a probe. peak: FLOP per second of matrix products around the shape. baseline: its row's label.
     """
-    timed = [_timed(row, call_s[row.backend], probe_rates) if row.backend in call_s else row for row in rows]
+    roofs = [statistics.fmean(pair) for pair in pairwise(probe_rates)]
+    timed = [_timed(row, call_s[row.label], roofs or None, peak) if row.label in call_s else row for row in rows]
     compared = [_compared(row, call_s, baseline) for row in timed]
     return _ranked(compared, call_s, baseline)
 
 
-def _timed(row: AbRow, calls_s: Sequence[float], probe_rates: Sequence[float]) -> AbRow:
+def confirmation(winner_s: Sequence[float], baseline_s: Sequence[float]) -> Confirmation:
+    """What fresh samples of the winner and the baseline, block by block, say."""
+    ratio = paired_ratio(baseline_s, winner_s)
+    call_s, baseline_call_s = statistics.median(winner_s), statistics.median(baseline_s)
+    return Confirmation(
+        call_s=call_s, baseline_call_s=baseline_call_s, ratio_to_baseline=ratio.ratio,
+        ratio_interval=(ratio.low, ratio.high), num_pairs=ratio.num_pairs,
+        call_gain_s=call_s * (ratio.ratio - 1),
+    )  # fmt: skip
+
+
+def _timed(row: AbRow, calls_s: Sequence[float], roofs: Sequence[float] | None, peak: float | None) -> AbRow:
     median_s = statistics.median(calls_s)
-    read_bytes = row.read_bytes or 0
-    shares = [read_bytes / time_s / rate for time_s, rate in zip(calls_s, probe_rates, strict=True)]
+    moved = (row.read_bytes or 0) + row.write_bytes
+    shares = None if roofs is None else [moved / t / roof for t, roof in zip(calls_s, roofs, strict=True)]
+    flop_per_s = None if row.flop is None else row.flop / median_s
     return row.model_copy(
-        update={"call_s": median_s, "read_bytes_per_s": read_bytes / median_s, "probe_frac": statistics.median(shares)}
+        update={
+            "call_s": median_s,
+            "bytes_per_s": moved / median_s,
+            "probe_frac": None if shares is None else statistics.median(shares),
+            "flop_per_s": flop_per_s,
+            "peak_frac": None if flop_per_s is None or peak is None else flop_per_s / peak,
+        }
     )
 
 
-def _compared(row: AbRow, call_s: Mapping[str, Sequence[float]], baseline: str) -> AbRow:
+def _compared(row: AbRow, call_s: Samples, baseline: str) -> AbRow:
     if row.call_s is None or baseline not in call_s:
         return row
-    ratio = paired_ratio(call_s[baseline], call_s[row.backend])
-    gain_s = row.calls_per_token * row.call_s * (ratio.ratio - 1)
+    ratio = paired_ratio(call_s[baseline], call_s[row.label])
     return row.model_copy(
         update={
             "ratio_to_baseline": ratio.ratio,
             "ratio_interval": (ratio.low, ratio.high),
             "num_pairs": ratio.num_pairs,
-            "token_gain_s": gain_s,
         }
     )
 
 
-def _ranked(rows: Sequence[AbRow], call_s: Mapping[str, Sequence[float]], baseline: str) -> list[AbRow]:
+def _ranked(rows: Sequence[AbRow], call_s: Samples, baseline: str) -> list[AbRow]:
     """The fastest is the winner only if every other is shown to be slower; who is not shown slower shares the place."""
     if len(call_s) < 2:
         return list(rows)
@@ -55,12 +89,12 @@ def _ranked(rows: Sequence[AbRow], call_s: Mapping[str, Sequence[float]], baseli
     }
 
     def outcome(row: AbRow) -> str:
-        if row.backend not in call_s:
+        if row.label not in call_s:
             return "-"
-        if row.backend == best:
+        if row.label == best:
             return "winner" if all(slower.values()) else "no difference shown"
-        if not slower[row.backend]:
+        if not slower[row.label]:
             return "no difference shown"
-        return "baseline" if row.backend == baseline else "slower"
+        return "baseline" if row.label == baseline else "slower"
 
     return [row.model_copy(update={"outcome": outcome(row)}) for row in rows]

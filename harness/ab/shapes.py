@@ -1,37 +1,165 @@
-"""The shapes that a model's decode step multiplies with, fused and unfused."""
+"""The problems that a model's step poses: products, fused and unfused, attention at each context, the delta rule."""
 
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from harness.errors import ConfigError
+from harness.specs.ab import AbConfig, Op
 from harness.specs.model import ModelSpec
-from harness.specs.problem import LinearProblem
+from harness.specs.parts.attention import Attention
+from harness.specs.parts.gated_delta import GatedDelta
+from harness.specs.parts.product import Product
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
+
+FUSED = (
+    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"),
+    ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
+)  # fmt: skip
+"""Products of one input that engines do as one."""
+_Shape = tuple[int, int, bool]
+SPARE_PLACES = 64
+"""Of an attention's cache behind the context: what a kernel reads there shows in its result."""
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """One shape, the products that have it, and how often a token needs it."""
+class Calls:
+    """How often a token makes a call."""
 
-    roles: tuple[str, ...]
-    n: int
-    k: int
-    bias: bool
-    calls_per_token: int
-
-    def problem(self, m: int, dtype: str) -> LinearProblem:
-        return LinearProblem(m=m, n=self.n, k=self.k, dtype=dtype, bias=self.bias)
+    fused: int
+    """Where products of one input are done as one; 0 for those that are then parts of another."""
+    unfused: int
+    """Where each is done for itself; 0 for those that are then in parts."""
 
 
-def model_shapes(spec: ModelSpec) -> list[ModelShape]:
-    """Every distinct shape once; calls_per_token counts the layers and roles that share it."""
-    hidden, (attention, mlp) = spec.hidden_size, spec.dense()
-    products = {
-        p.name.rpartition(".")[2].removesuffix("_proj"): (p.n, p.k, p.bias) for p in spec.kinds[0].products(hidden)
-    }
-    products["qkv"] = (attention.q_size + 2 * attention.kv_size, hidden, attention.qkv_bias)
-    products["gate_up"] = (2 * mlp.intermediate_size, hidden, mlp.bias)
-    found: dict[tuple[int, int, bool], list[str]] = {}
-    for role, shape in products.items():
-        found.setdefault(shape, []).append(role)
-    shapes = [
-        ModelShape(tuple(roles), n, k, bias, len(roles) * spec.num_layers) for (n, k, bias), roles in found.items()
+@dataclass(frozen=True)
+class Case:
+    """One problem, what the model uses it for, and how often a token needs it."""
+
+    op: Op
+    role: str
+    problem: LinearProblem | AttentionProblem | DeltaProblem
+    calls: Calls
+    context: int | None = None
+
+    @property
+    def label(self) -> str:
+        """As samples and rows name it."""
+        p = self.problem
+        if isinstance(p, LinearProblem):
+            return f"{p.m}x{p.n}x{p.k}{'+bias' if p.bias else ''}"
+        if isinstance(p, AttentionProblem):
+            return f"{p.m} of {self.context}, {p.num_heads}/{p.num_kv_heads}x{p.head_dim}"
+        return f"{p.m}, {p.num_value_heads}/{p.num_key_heads}x{p.key_head_dim}x{p.value_head_dim}"
+
+
+def cases(spec: ModelSpec, config: AbConfig) -> list[Case]:
+    """What the command compares; ConfigError for a model that has no such operation."""
+    if spec.quantization is not None:
+        raise ConfigError(
+            f"the weights are in {spec.quantization}: no backend here multiplies with those",
+            "give the model as it was before it was quantized",
+        )
+    made = {
+        "linear": lambda: linear_cases(spec, config.batches),
+        "attention": lambda: attention_cases(spec, config.contexts, config.chunks),
+        "linear-attention": lambda: delta_cases(spec, config.chunks),
+    }[config.op]()
+    if not made:
+        kinds = ", ".join(sorted({layer.mixer.kind for layer in spec.layers}))
+        raise ConfigError(f"this {spec.model_type} has no {config.op}: its layers are {kinds}", "take another model")
+    return made
+
+
+def linear_cases(spec: ModelSpec, batches: Iterable[int]) -> list[Case]:
+    """Every distinct shape once for each batch; calls count the layers and products that share it."""
+    calls: dict[_Shape, Calls] = defaultdict(lambda: Calls(0, 0))
+    roles: dict[_Shape, dict[str, None]] = defaultdict(dict)
+
+    def add(product: Product, count: int, *, when_fused: bool, when_apart: bool) -> None:
+        shape = product.n, product.k, product.bias
+        before = calls[shape]
+        calls[shape] = Calls(before.fused + count * when_fused, before.unfused + count * when_apart)
+        roles[shape][product.name.rpartition(".")[2].removesuffix("_proj")] = None
+
+    for index, kind in enumerate(spec.kinds):
+        products, count = kind.products(spec.hidden_size), spec.pattern.count(index)
+        groups = list(_fused_groups(products))
+        parts = {part for _, group in groups for part in group}
+        for product in products:
+            add(product, count, when_fused=product not in parts, when_apart=True)
+        for whole, _ in groups:
+            add(whole, count, when_fused=True, when_apart=False)
+    add(Product("lm_head", spec.vocab_size, spec.hidden_size), 1, when_fused=True, when_apart=True)
+    return [
+        Case("linear", "/".join(roles[n, k, bias]), LinearProblem(m=m, n=n, k=k, dtype=spec.dtype, bias=bias), found)
+        for m in batches
+        for (n, k, bias), found in calls.items()
     ]
-    return [*shapes, ModelShape(("lm_head",), spec.vocab_size, hidden, False, 1)]
+
+
+def _fused_groups(products: Sequence[Product]) -> Iterator[tuple[Product, list[Product]]]:
+    """(one product, the parts it stands for): those of one module that share their input, named as the engine names
+    it: qkv, gate_up."""
+    by_module: dict[str, dict[str, Product]] = defaultdict(dict)
+    for product in products:
+        module, _, name = product.name.rpartition(".")
+        by_module[module][name] = product
+    for module, named in by_module.items():
+        for names in FUSED:
+            if all(name in named for name in names):
+                parts = [named[name] for name in names]
+                short = [name.removesuffix("_proj").removeprefix("in_proj_") for name in names]
+                role = ("" if all(len(part) == 1 for part in short) else "_").join(short)
+                yield Product(f"{module}.{role}", sum(p.n for p in parts), parts[0].k, parts[0].bias), parts
+
+
+def attention_cases(spec: ModelSpec, contexts: Iterable[int], chunks: Iterable[int]) -> list[Case]:
+    """Each kind of attention at each context, for one new token and for a chunk of a prompt."""
+    layers = Counter(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
+    return [
+        Case(
+            "attention",
+            "decode" if m == 1 else "prefill",
+            _attention(mixer, m, context, spec.dtype),
+            Calls(count, count),
+            context,
+        )
+        for m in chunks
+        for context in contexts
+        if m <= context
+        for mixer, count in layers.items()
+    ]
+
+
+def _phase(m: int) -> str:
+    return "decode" if m == 1 else "prefill"
+
+
+def _attention(mixer: Attention, m: int, context: int, dtype: str) -> AttentionProblem:
+    if mixer.window is not None or mixer.sinks:
+        raise ConfigError(
+            "this attention has a window or sinks: no backend here does those", "take a model of full attention"
+        )
+    return AttentionProblem(
+        m=m, num_heads=mixer.num_heads, num_kv_heads=mixer.num_kv_heads, head_dim=mixer.head_dim,
+        max_context=context + SPARE_PLACES, dtype=dtype,
+    )  # fmt: skip
+
+
+def delta_cases(spec: ModelSpec, chunks: Iterable[int]) -> list[Case]:
+    """Each kind of gated delta rule, for one new token and for a chunk of a prompt."""
+    layers = Counter(layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDelta))
+    return [
+        Case("linear-attention", _phase(m), _delta(mixer, m, spec.dtype), Calls(count, count))
+        for m in chunks
+        for mixer, count in layers.items()
+    ]
+
+
+def _delta(mixer: GatedDelta, m: int, dtype: str) -> DeltaProblem:
+    return DeltaProblem(
+        m=m, num_key_heads=mixer.num_key_heads, num_value_heads=mixer.num_value_heads,
+        key_head_dim=mixer.key_head_dim, value_head_dim=mixer.value_head_dim, conv_kernel=mixer.conv_kernel,
+        dtype=dtype,
+    )  # fmt: skip

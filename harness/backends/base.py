@@ -3,6 +3,10 @@
 A backend answers four questions. Can it do this problem here (`supports`)? What does it need done once to a layer's
 weight (`prepare`)? What will one call move (`read_bytes`)? And: a launch, please (`bind`).
 
+A backend with a tuning space lists it (`tuning`) and takes one of its settings as keyword arguments when it is made;
+without them it takes what is usually good. Nothing tunes itself: `harness ab` tries the settings, and a selection table
+(`specs.selection`) keeps the best.
+
 `bind` stands where other code has `__call__`. A decode step makes the same calls on the same buffers some hundred
 times a second, so everything that does not change is resolved once: the result of `bind` takes no arguments, and a
 decode step is a list of such launches. That list is what a CUDA graph captures on a GPU, and what a loop of a few
@@ -11,12 +15,12 @@ hundred nanoseconds an entry runs on a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem, Parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,7 +54,13 @@ class Executor:
 
     device: DeviceInfo
     pool: CpuPool | None = None
-    """None on a GPU, where launches go to torch's current stream."""
+    stream: Any | None = None
+    """On a GPU: a torch.cuda.Stream, on which everything runs, since a bound launch keeps its stream."""
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self.pool is not None:
+            self.pool.close()
 
 
 class LinearBackend(Protocol):
@@ -69,11 +79,20 @@ class LinearBackend(Protocol):
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support: ...
 
+    @staticmethod
+    def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        """Settings worth a trial; none for a backend that has nothing to set."""
+        return ()
+
     def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> Any:
         """Once a layer; weight is [n, k], bias [n]. Its time and memory are reported apart from the calls'."""
 
     def read_bytes(self, packed: Any, m: int) -> int:
         """Bytes that one call reads from memory, whatever its name promises."""
+
+    def kept_bytes(self, packed: Any) -> int:
+        """Memory that a layer costs beside the weight as loaded: a copy in another layout, scales, scratch."""
+        return 0
 
     def bind(self, x: Tensor, packed: Any, out: Tensor) -> Launch:
         """x is [m, k]; out is [m, n] and may have a row stride above n; both keep their addresses."""
@@ -84,11 +103,17 @@ class AttentionBackend(Protocol):
 
     name: ClassVar[str]
     contest_legal: ClassVar[bool]
+    uses_pool: ClassVar[bool] = False
 
     def __init__(self, executor: Executor) -> None: ...
 
     @staticmethod
     def supports(problem: AttentionProblem, device: DeviceInfo) -> Support: ...
+
+    @staticmethod
+    def tuning(problem: AttentionProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        """Settings worth a trial; none for a backend that has nothing to set."""
+        return ()
 
     def read_bytes(self, problem: AttentionProblem, context: int) -> int:
         """Bytes of cache that one call reads when `context` places are filled."""
@@ -147,11 +172,17 @@ class LinearAttentionBackend(Protocol):
 
     name: ClassVar[str]
     contest_legal: ClassVar[bool]
+    uses_pool: ClassVar[bool] = False
 
     def __init__(self, executor: Executor) -> None: ...
 
     @staticmethod
     def supports(problem: DeltaProblem, device: DeviceInfo) -> Support: ...
+
+    @staticmethod
+    def tuning(problem: DeltaProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        """Settings worth a trial; none for a backend that has nothing to set."""
+        return ()
 
     def read_bytes(self, problem: DeltaProblem) -> int:
         """Bytes of weights and state that one call reads; it writes the state again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, dtype
 
 # What one rounding to the type may cost, and some for the order of a sum of k products.
 _RELATIVE_TOLERANCE = {"torch.bfloat16": 2.0**-7, "torch.float16": 2.0**-10, "torch.float32": 2.0**-18}
@@ -22,14 +22,16 @@ def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product + bias.double()
 
 
-def first_fault(out: Tensor, exact: Tensor) -> str:
+def first_fault(out: Tensor, exact: Tensor, rounded_to: dtype | None = None, roundings: int = 1) -> str:
     """The largest error and the first place that is wrong; empty when there is none. NaN is wrong.
 
     An element may err by the type's tolerance of its own size and of the mean size: a sum that cancels keeps the
-    rounding of its parts.
+    rounding of its parts. rounded_to: the type of what it was made from, where out's own is finer. roundings: how many
+    stand one behind the other.
     """
     error = (out.double() - exact).abs()
-    wrong = ~(error <= _RELATIVE_TOLERANCE[str(out.dtype)] * (exact.abs() + exact.abs().mean()))
+    tolerance = roundings * _RELATIVE_TOLERANCE[str(rounded_to or out.dtype)]
+    wrong = ~(error <= tolerance * (exact.abs() + exact.abs().mean()))
     if not wrong.any():
         return ""
     place = tuple(wrong.nonzero()[0].tolist())

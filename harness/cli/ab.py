@@ -1,4 +1,4 @@
-"""`harness ab linear`."""
+"""`harness ab linear`, `ab attention`, `ab linear-attention`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,9 +10,19 @@ from harness.cli.options import Format, FormatOption, RunsDirOption, tell
 if TYPE_CHECKING:
     from harness.specs.ab import AbRow
 
-MAX_BATCH = 4096
+MAX_COUNT = 1 << 20
 
 app = typer.Typer(help="Compare implementations, interleaved and checked.", no_args_is_help=True)
+
+ModelOption = Annotated[str, typer.Option("--model", help="Whose shapes: a known name, a folder or a config.json.")]
+DeviceOption = Annotated[str, typer.Option("--device", help="auto, cpu or cuda (ROCm and DCU too).")]
+BackendOption = Annotated[list[str] | None, typer.Option("--backend", help="Only this one (repeatable) [all].")]
+BaselineOption = Annotated[str | None, typer.Option("--baseline", help="What ratios are taken to [torch's own].")]
+PrecisionOption = Annotated[
+    float, typer.Option("--precision", min=1e-4, max=1.0, help="Rounds end when every ratio is known to so much.")
+]
+BlocksOption = Annotated[int, typer.Option("--blocks", min=8, help="Interleaved rounds, at least.")]
+MaxBlocksOption = Annotated[int, typer.Option("--max-blocks", min=8, help="Rounds, at most.")]
 
 
 @app.callback()
@@ -22,35 +32,95 @@ def _group() -> None:
 
 @app.command()
 def linear(
-    model: Annotated[str, typer.Option("--model", help="Whose shapes: a known name, a folder or a config.json.")],
-    batch: Annotated[str, typer.Option("--batch", help="Rows of x, with commas: 1,2,4.")] = "1",
-    backend: Annotated[list[str] | None, typer.Option("--backend", help="Only this one (repeatable) [all].")] = None,
-    baseline: Annotated[str, typer.Option("--baseline", help="What ratios are taken to.")] = "torch",
-    blocks: Annotated[int, typer.Option("--blocks", min=8, help="Interleaved rounds.")] = 12,
+    model: ModelOption,
+    batch: Annotated[str, typer.Option("--batch", help="Rows of x, with commas: 1,2,4,8.")] = "1",
+    device: DeviceOption = "auto",
+    backend: BackendOption = None,
+    baseline: BaselineOption = None,
+    precision: PrecisionOption = 0.03,
+    blocks: BlocksOption = 8,
+    max_blocks: MaxBlocksOption = 24,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
     """Every linear backend on each shape of a model: GB/s, share of the probe, ratio to the baseline."""
-    from harness.ab.linear import run_ab_linear
-    from harness.cli.render import show, show_object
+    settings = {
+        "op": "linear", "model": model, "batches": _counts("--batch", batch), "device": device,
+        "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
+        "max_blocks": max(blocks, max_blocks),
+    }  # fmt: skip
+    _compare(settings, runs_dir, format)
+
+
+@app.command()
+def attention(
+    model: ModelOption,
+    contexts: Annotated[str, typer.Option("--contexts", help="Filled places, with commas.")] = "512,2048,8192",
+    chunks: Annotated[str, typer.Option("--chunks", help="New tokens: 1 decodes, more are a prompt's.")] = "1,512",
+    device: DeviceOption = "auto",
+    backend: BackendOption = None,
+    baseline: BaselineOption = None,
+    precision: PrecisionOption = 0.03,
+    blocks: BlocksOption = 8,
+    max_blocks: MaxBlocksOption = 24,
+    runs_dir: RunsDirOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Every attention backend on a model's heads, over a cache of each context: one query, and a prompt's chunk."""
+    settings = {
+        "op": "attention", "model": model, "contexts": _counts("--contexts", contexts),
+        "chunks": _counts("--chunks", chunks), "device": device, "backends": tuple(backend or ()),
+        "baseline": baseline, "precision": precision, "min_blocks": blocks, "max_blocks": max(blocks, max_blocks),
+    }  # fmt: skip
+    _compare(settings, runs_dir, format)
+
+
+@app.command("linear-attention")
+def linear_attention(
+    model: ModelOption,
+    chunks: Annotated[str, typer.Option("--chunks", help="New tokens: 1 decodes, more are a prompt's.")] = "1,64",
+    device: DeviceOption = "auto",
+    backend: BackendOption = None,
+    baseline: BaselineOption = None,
+    precision: PrecisionOption = 0.03,
+    blocks: BlocksOption = 8,
+    max_blocks: MaxBlocksOption = 24,
+    runs_dir: RunsDirOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Every backend of the gated delta rule on a model's heads: one token, and a prompt's chunk."""
+    settings = {
+        "op": "linear-attention", "model": model, "chunks": _counts("--chunks", chunks), "device": device,
+        "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
+        "max_blocks": max(blocks, max_blocks),
+    }  # fmt: skip
+    _compare(settings, runs_dir, format)
+
+
+def _counts(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between; ConfigError for others."""
     from harness.errors import ConfigError
+
+    if not all(part.strip().isdecimal() and 0 < int(part) <= MAX_COUNT for part in text.split(",")):
+        raise ConfigError(
+            f"{option} {text}: not whole numbers from 1 to {MAX_COUNT}", f"write for example {option} 1,2,4"
+        )
+    return tuple(dict.fromkeys(map(int, text.split(","))))
+
+
+def _compare(settings: dict[str, Any], runs_dir: Any, format: Format) -> None:
+    """Run it and show its rows."""
+    from harness.ab.compare import run_ab
+    from harness.cli.render import show, show_object
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
 
-    if not all(part.strip().isdecimal() and 0 < int(part) <= MAX_BATCH for part in batch.split(",")):
-        raise ConfigError(
-            f"--batch {batch}: not whole numbers from 1 to {MAX_BATCH}", "write for example --batch 1,2,4"
-        )
-    config = AbConfig(
-        model=model,
-        batches=tuple(map(int, batch.split(","))),
-        backends=tuple(backend or ()),
-        baseline=baseline,
-        blocks=blocks,
-    )
-    folder, record = run_ab_linear(config, resolve(runs_dir), tell)
+    config = AbConfig.model_validate(settings)
+    folder, record = run_ab(config, resolve(runs_dir), tell)
     if format is Format.table:
-        show(ab_table(record.rows), format, title=f"linear backends on {model}, {record.device.name}")
+        show(ab_table(record.rows), format, title=f"{config.op} backends on {config.model}, {record.device.name}")
+        for line in worth_lines(record.rows):
+            typer.echo(line)
         typer.echo(f"record  {folder}")
     elif format is Format.json:
         show_object({**record.model_dump(mode="json"), "record": str(folder)}, format, ())
@@ -64,16 +134,47 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
 
     return [
         {
-            "product": row.role,
-            "m x n x k": row.shape,
-            "backend": row.backend,
-            "GB/s": f"{row.read_bytes_per_s / 1e9:.1f}" if row.read_bytes_per_s else MISSING,
+            "for": row.role,
+            "shape": row.shape,
+            "backend": row.label,
+            "us a call": f"{row.call_s * 1e6:.1f}" if row.call_s else MISSING,
+            "GB/s": f"{row.bytes_per_s / 1e9:.1f}" if row.bytes_per_s else MISSING,
             "of probe": percent(row.probe_frac),
+            "of peak": percent(row.peak_frac),
             "times the baseline": _ratio(row),
+            "rounds": row.num_pairs or MISSING,
             "outcome": row.outcome if row.status == "ok" else f"{row.status}: {row.why}",
+            "us a token": _worth(row),
         }
         for row in rows
     ]  # fmt: skip
+
+
+def worth_lines(rows: "Sequence[AbRow]") -> list[str]:
+    """What all winners together are worth, by their fresh measurements."""
+    confirmed = [row.confirmed for row in rows if row.confirmed is not None]
+    if not confirmed:
+        return []
+    held = sum(found.holds for found in confirmed)
+    lines = [f"winners, measured once more: {held} of {len(confirmed)} win again"]
+    for batch in dict.fromkeys(row.problem.m for row in rows if row.op == "linear"):
+        of_batch = [row for row in rows if row.problem.m == batch]
+        fused, apart = (sum(row.token_gain_s(fused=f) or 0.0 for row in of_batch) for f in (True, False))
+        lines.append(
+            f"worth at batch {batch}: {fused * 1e6:.0f} us a step with fused products, {apart * 1e6:.0f} us without"
+        )
+    return lines
+
+
+def _worth(row: "AbRow") -> str:
+    from harness.units import MISSING
+
+    found = row.confirmed
+    if found is None:
+        return MISSING
+    if not found.holds:
+        return "did not win again"
+    return f"{found.call_gain_s * (row.calls_per_token or row.unfused_calls_per_token) * 1e6:.0f}"
 
 
 def _ratio(row: "AbRow") -> str:

@@ -4,9 +4,14 @@ A problem knows its arithmetic (one multiply-add is 2 FLOP) and not its bytes: t
 because a backend that keeps a second copy, or still reads bf16 behind a quantized name, moves other bytes.
 """
 
-from pydantic import PositiveInt
+from typing import Annotated
+
+from pydantic import Field, PositiveInt
 
 from harness.specs.base import Frozen
+
+Parameters = dict[Annotated[str, Field(min_length=1)], int]
+"""What a backend with a tuning space is set to: block sizes, waves, splits."""
 
 
 class LinearProblem(Frozen):

@@ -32,14 +32,14 @@ def row(**changes: Any) -> AbRow:
     return AbRow.model_validate(
         {
             "role": "o", "shape": "1x8x8", "problem": LinearProblem(m=1, n=8, k=8, dtype="BF16"), "calls_per_token": 28,
-            "backend": "x", "status": "ok", "contest_legal": True, **changes,
+            "unfused_calls_per_token": 28,            "backend": "x", "status": "ok", "contest_legal": True, **changes,
         }
     )  # fmt: skip
 
 
 def test_an_ab_row_for_people() -> None:
     timed = row(
-        call_s=1e-3, read_bytes_per_s=25e9, probe_frac=0.9, ratio_to_baseline=1.5, ratio_interval=(1.4, 1.6),
+        call_s=1e-3, bytes_per_s=25e9, probe_frac=0.9, ratio_to_baseline=1.5, ratio_interval=(1.4, 1.6),
         outcome="winner",
     )  # fmt: skip
     (found,) = ab_table([timed])

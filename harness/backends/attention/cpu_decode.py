@@ -22,6 +22,7 @@ class CpuDecode(AttentionBackend):
     """C++ kernel for one query: the cache split over threads by place, all heads of a group on one read."""
 
     contest_legal = True
+    uses_pool = True
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -28,6 +28,7 @@ class CpuRecurrent(LinearAttentionBackend):
     """C++ kernel: convolution, rule and gated norm in one launch, key heads shared out over the threads."""
 
     contest_legal = True
+    uses_pool = True
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

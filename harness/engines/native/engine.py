@@ -55,10 +55,11 @@ class NativeDecoding:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
         if self._executor.device.kind == "cpu":
             return step.run
-        step.run()  # compilations and library handles happen outside the capture
+        with torch.cuda.stream(self._executor.stream):
+            step.run()  # compilations and library handles happen outside the capture
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._executor.stream):
             step.run()
         replay: Launch = graph.replay
         return replay
@@ -125,12 +126,14 @@ class NativeDecoding:
 
     @contextlib.contextmanager
     def _undisturbed(self) -> Iterator[None]:
-        """No garbage collection in the timed region, and on a CPU the launching thread keeps its core."""
-        pool = self._executor.pool
+        """No garbage collection in the timed region; on a CPU the launching thread keeps its core, on a GPU all goes to
+        the executor's stream."""
+        pool, stream = self._executor.pool, self._executor.stream
         collects = gc.isenabled()
         gc.disable()
         try:
-            with pool.pinned() if pool is not None else contextlib.nullcontext(), torch.inference_mode():
+            on_stream = contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+            with pool.pinned() if pool is not None else contextlib.nullcontext(), on_stream, torch.inference_mode():
                 yield
         finally:
             if collects:

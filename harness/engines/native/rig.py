@@ -8,21 +8,18 @@ from typing import TYPE_CHECKING
 import torch
 
 from harness.backends.base import Executor
-from harness.cpu_pool import CpuPool, physical_cores
-from harness.devices.cpu import available_memory_bytes, detect_cpu
 from harness.engines.base import EXPLAIN_STEPS
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.elementwise import choose_elementwise
 from harness.engines.native.engine import NativeDecoding
+from harness.engines.native.machine import free_memory_bytes, open_executor, open_probe, torch_device
 from harness.engines.native.ops import OpTable
 from harness.engines.native.runnable import check_runnable
 from harness.engines.native.weights import checkpoint_source, synthetic_source
 from harness.engines.native.workspace import Workspace
 from harness.errors import ConfigError, UnavailableError
-from harness.kernel_build import find_compiler
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
-from harness.probe.cpu import open_cpu_probe
 from harness.specs.run import NativeEngine, RunConfig
 from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
 from harness.units import num_bytes
@@ -38,21 +35,13 @@ class NativeRig:
         if not isinstance(config.engine, NativeEngine):
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the native rig takes `native`")
         self._config, self._engine_config, self._model = config, config.engine, model
-        self._torch_device = _torch_device(config.engine.device)
+        self._torch_device = torch_device(config.engine.device)
         check_runnable(model.spec, self._torch_device)  # before anything is measured
-        self._pool: CpuPool | None = None
-        if self._torch_device.type == "cpu":
-            self.device = detect_cpu()
-            self._pool = _open_pool(config.engine.threads)
-        else:
-            from harness.devices.gpu import detect_gpu
-
-            self.device = detect_gpu(self._torch_device)
+        self._executor = open_executor(self._torch_device, config.engine.threads)
+        self.device = self._executor.device
 
     def open_probe(self) -> Probe | None:
-        if self.device.kind != "cpu":
-            return None  # a GPU probe is not part of this version: its verdict says `no-roof`
-        return open_cpu_probe(self._config.probe, self._pool, self.device)
+        return open_probe(self._config.probe, self._executor)
 
     def open_engine(self) -> NativeDecoding:
         engine, model = self._engine_config, self._model
@@ -64,7 +53,7 @@ class NativeRig:
             source = synthetic_source(model.spec, dtype, self._torch_device, engine.seed)
         else:
             source = checkpoint_source(model, dtype, self._torch_device)
-        executor = Executor(self.device, self._pool)
+        executor = self._executor
         ops = OpTable(executor, engine, dtype)
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
         # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
@@ -100,7 +89,7 @@ class NativeRig:
             layer.mixer.kv_values * max_context * dtype_bytes(dtype) + layer.mixer.state_bytes(dtype_bytes(dtype))
             for layer in spec.layers
         )
-        available = available_memory_bytes() if self.device.kind == "cpu" else self.device.memory_bytes
+        available = free_memory_bytes(self.device)
         if available is not None and weights + cache > available:
             raise UnavailableError(
                 f"the model needs {num_bytes(weights)} for weights and {num_bytes(cache)} for its cache,"
@@ -122,33 +111,4 @@ class NativeRig:
             raise ConfigError(f"{folder / 'tokenizer.json'}: {fault}", "download the file again") from fault
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-
-
-def _torch_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name not in ("cpu", "cuda"):
-        raise ConfigError(f"engine.device is {name!r}", "allowed: auto, cpu, cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError("torch sees no GPU", "set engine.device to cpu, or install a torch that knows the GPU")
-    return torch.device(name)
-
-
-def _open_pool(threads: int | None) -> CpuPool | None:
-    """Threads on physical cores; None without a compiler, when torch's own threads do all the work.
-
-    torch starts its threads here, before anything is pinned: a thread inherits the mask of the one that makes it.
-    """
-    cores = physical_cores()
-    if threads is not None and threads > len(cores):
-        raise ConfigError(f"engine.threads is {threads}, this process may use {len(cores)} cores", "lower it")
-    torch.set_num_threads(threads or len(cores))
-    warm = torch.ones(512, 512)
-    warm @ warm
-    try:
-        find_compiler()
-    except UnavailableError:
-        return None
-    return CpuPool(cores[:threads])
+        self._executor.close()

@@ -1,0 +1,178 @@
+"""`harness ab linear|attention|linear-attention`: every backend on each problem of a model, interleaved and checked.
+
+The order is the method: a backend is checked on fresh inputs before it is timed and once more afterwards; samples
+stand in turning order, with a reading of the probe before each block and after the last; rounds end when ratios are as
+precise as wanted; and a winner is measured once more on fresh operands before anybody is told what it is worth.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.ab.judge import confirmation, judge_shape
+from harness.ab.race import Race
+from harness.ab.sampler import Sampler
+from harness.ab.shapes import Case, cases
+from harness.ab.side import REGISTRIES, Side, open_side
+from harness.backends.base import Executor
+from harness.environment import read_environment
+from harness.errors import UnavailableError
+from harness.exclusive import measuring
+from harness.models import resolve_model
+from harness.probe.base import Probe
+from harness.records import RunFolder, Say, end_recorded, teller
+from harness.specs.ab import AbConfig, AbRecord, AbRow
+from harness.specs.model import ModelSpec
+from harness.specs.problem import Parameters
+from harness.specs.run import ProbeConfig
+
+if TYPE_CHECKING:
+    from harness.ab.operands.arena import Arena
+    from harness.ab.operands.base import Operands
+
+READING_S = 0.1
+SURVEY_S = 3.0
+CONFIRM_SEED = 1_000_003
+"""Fresh operands are of another seed than those of the comparison."""
+
+
+def run_ab(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbRecord]:
+    """Measure, and leave a record. Raises ConfigError for unknown names and for a model that has no such operation."""
+    model = resolve_model(config.model)
+    wanted = cases(model.spec, config)
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError(f"ab {config.op} needs torch", "pip install torch, as `make install` does")
+    for name in {*config.backends, config.compared_to}:
+        REGISTRIES[config.op].get(name)
+    from harness.engines.native.machine import open_executor, torch_device
+
+    with contextlib.closing(open_executor(torch_device(config.device), config.threads)) as executor:
+        where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
+        with RunFolder.create(runs_parent, where, name) as folder:
+            record = _new_record(folder.run_id, config, model.spec, executor)
+            folder.write(record)
+            say = teller(folder, tell)
+            with end_recorded(lambda **fields: folder.write(record.model_copy(update=fields))), measuring(say):
+                record = _measured(record, wanted, executor, folder, say)
+            folder.write(record)
+            return folder.path, record
+
+
+def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: Executor) -> AbRecord:
+    return AbRecord.model_validate(
+        {
+            "kind": f"ab-{config.op}", "run_id": run_id, "status": "running", "config": config, "dtype": spec.dtype,
+            "created_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "environment": read_environment(), "device": executor.device,
+        }
+    )  # fmt: skip
+
+
+def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: RunFolder, say: Say) -> AbRecord:
+    """The record with what measuring fills in."""
+    from harness.ab.operands.arena import Arena
+    from harness.engines.native.machine import open_probe, torch_device
+
+    config = record.config
+    on = torch_device(config.device)
+    arena = Arena(wanted, record.dtype, executor.device, on, config.seed)
+    probe = open_probe(ProbeConfig(reading_s=READING_S, survey_s=SURVEY_S), executor)
+    with contextlib.closing(probe) if probe is not None else contextlib.nullcontext():
+        if probe is not None:
+            say("probe: looking for the fastest verified reader")
+        report = None if probe is None else probe.survey(None)
+        comparison = Comparison(config, arena, executor, probe, folder)
+        rows: list[AbRow] = []
+        for case in wanted:
+            say(f"{case.role}: {case.label}")
+            rows += comparison.rows(case)
+        by_label = {case.label: case for case in wanted}
+        for index, row in enumerate(rows):
+            if row.outcome == "winner" and row.backend != config.compared_to:
+                say(f"once more, on fresh operands: {row.label} on {row.shape}")
+                rows[index] = comparison.confirmed(by_label[row.shape], row)
+    return record.model_copy(
+        update={"status": "done", "probe": report, "rotation_bytes": arena.num_bytes, "rows": tuple(rows)}
+    )
+
+
+class Comparison:
+    """What the cases of a comparison share: memory, device, probe and the folder that samples go to."""
+
+    def __init__(
+        self, config: AbConfig, arena: Arena, executor: Executor, probe: Probe | None, folder: RunFolder
+    ) -> None:  # fmt: skip
+        self._config, self._arena, self._executor, self._probe = config, arena, executor, probe
+        self._sampler = Sampler(executor)
+        self._race = Race(config, self._sampler, probe, folder)
+        self._backends = REGISTRIES[config.op]
+
+    def rows(self, case: Case) -> list[AbRow]:
+        """One a backend: checked, tuned where it has something to tune, and timed beside the others."""
+        operands, sides = self._open(case, self._settings(case), self._config.seed)
+        peak = self._peak(case)
+        timing = self._race.run(case, operands, [side for side in sides if side.launches])
+        rows = [timing.refused.get(side.row.label, side.row) for side in sides]
+        peaks = [found for found in (peak, self._peak(case)) if found is not None]
+        mean_peak = sum(peaks) / len(peaks) if peaks else None
+        return judge_shape(rows, timing.call_s, timing.probe_rates, self._baseline(rows), mean_peak)
+
+    def confirmed(self, case: Case, row: AbRow) -> AbRow:
+        """The winner's row with its fresh measurement beside the baseline."""
+        settings = [(self._config.compared_to, {}), (row.backend, row.parameters)]
+        operands, sides = self._open(case, settings, self._config.seed + CONFIRM_SEED)
+        timing = self._race.run(case, operands, sides, within="confirm")
+        baseline_s, winner_s = (timing.call_s.get(side.row.label) for side in sides)
+        if baseline_s is None or winner_s is None:
+            return row
+        return row.model_copy(update={"confirmed": confirmation(winner_s, baseline_s)})
+
+    def _baseline(self, rows: list[AbRow]) -> str:
+        return next(row.label for row in rows if row.backend == self._config.compared_to)
+
+    def _peak(self, case: Case) -> float | None:
+        """FLOP per second of matrix products now, for a problem that is bound by them."""
+        if self._probe is None or case.problem.m < 2:
+            return None
+        reading = self._probe.read_peak(case.problem.dtype)
+        return None if reading is None else reading.flop_per_s
+
+    def _settings(self, case: Case) -> list[tuple[str, Parameters]]:
+        """Every wanted backend and the baseline, each with the parameters that a short trial finds the fastest."""
+        wanted = self._config.backends or tuple(self._backends.all())
+        return [(name, self._tuned(case, name)) for name in dict.fromkeys((*wanted, self._config.compared_to))]
+
+    def _tuned(self, case: Case, name: str) -> Parameters:
+        """Of the settings that a backend lists for this problem; chosen only: the comparison measures it again."""
+        backend = self._backends.get(name)
+        space = getattr(backend, "tuning", lambda *_: ())(case.problem, self._executor.device)
+        if not space or not backend.supports(case.problem, self._executor.device).ok:
+            return {}
+        operands, sides = self._open(case, [(name, setting) for setting in space], self._config.seed)
+        best = self._race.try_out(case, operands, [side for side in sides if side.launches])
+        return next((side.row.parameters for side in sides if side.row.label == best), {})
+
+    def _open(
+        self, case: Case, settings: list[tuple[str, Parameters]], seed: int
+    ) -> tuple[Operands, list[Side]]:  # fmt: skip
+        """Sides on fresh operands. Who changes the operands is out, and all start again on whole ones."""
+        guilty: dict[str, Side] = {}
+        while True:
+            operands = self._arena.operands(case, seed)
+            sides: list[Side] = []
+            for name, parameters in settings:
+                key = f"{name} {parameters}"
+                side = guilty.get(key) or open_side(
+                    case, self._backends.get(name), parameters, operands, self._executor, self._sampler
+                )
+                sides.append(side)
+                if side.row.status == "changes-operands" and key not in guilty:
+                    guilty[key] = side
+                    self._arena.refill()
+                    break
+            else:
+                return operands, sides

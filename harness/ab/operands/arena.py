@@ -1,0 +1,71 @@
+"""The memory that operands rotate through: more than the last-level cache, so that none of it serves a call, as none
+does in a decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from harness.ab.operands.attention import AttentionOperands
+from harness.ab.operands.base import Operands
+from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands
+from harness.ab.operands.linear_attention import DeltaOperands
+from harness.ab.shapes import Case
+from harness.engines.native.machine import free_memory_bytes
+from harness.engines.native.memory import empty
+from harness.engines.native.weights import TORCH_DTYPES
+from harness.errors import UnavailableError
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import AttentionProblem, LinearProblem
+
+ROTATION_CACHES = 2
+"""The arena is so many times the last-level cache, and at least MIN_ROTATION_BYTES."""
+MIN_ROTATION_BYTES = 256 << 20
+STATE_DTYPE = torch.float32
+
+
+class Arena:
+    """Room for every case of a comparison, one at a time."""
+
+    def __init__(self, cases: Sequence[Case], dtype: str, device: DeviceInfo, on: torch.device, seed: int) -> None:
+        self._dtype, self._seed = TORCH_DTYPES[dtype], seed
+        self.num_bytes = _num_bytes(cases, self._dtype, device)
+        self._memory = empty((self.num_bytes,), torch.uint8, on)
+        self.refill()
+
+    def refill(self) -> None:
+        """Random values: of zeros a memory controller and a multiplier make less work."""
+        values = self._memory.view(self._dtype)
+        random = torch.Generator(values.device).manual_seed(self._seed)
+        values.normal_(0, WEIGHT_DEVIATION, generator=random)
+
+    def operands(self, case: Case, seed: int) -> Operands:
+        """Of one case; those of the case before are no longer valid."""
+        values, problem = self._memory.view(self._dtype), case.problem
+        if isinstance(problem, LinearProblem):
+            return LinearOperands(values, problem, seed)
+        if isinstance(problem, AttentionProblem):
+            return AttentionOperands(values, problem, case.context or problem.max_context, seed)
+        return DeltaOperands(self._memory.view(STATE_DTYPE), problem, self._dtype, seed)
+
+
+def _num_bytes(cases: Sequence[Case], dtype: torch.dtype, device: DeviceInfo) -> int:
+    """At least two places of the largest; UnavailableError where memory has no room for that."""
+    largest = max(_place_bytes(case, dtype) for case in cases)
+    wanted = max(ROTATION_CACHES * (device.last_level_cache_bytes or 0), MIN_ROTATION_BYTES, 2 * largest)
+    available = free_memory_bytes(device)
+    if available is not None and wanted > available:
+        raise UnavailableError(
+            f"the operands rotate through {wanted:,} B, {available:,} B are free", "take a smaller model or context"
+        )
+    return wanted // 8 * 8
+
+
+def _place_bytes(case: Case, dtype: torch.dtype) -> int:
+    p = case.problem
+    if isinstance(p, LinearProblem):
+        return p.n * p.k * dtype.itemsize
+    if isinstance(p, AttentionProblem):
+        return 2 * p.num_kv_heads * p.max_context * p.head_dim * dtype.itemsize
+    return p.state_values * STATE_DTYPE.itemsize

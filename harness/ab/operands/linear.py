@@ -1,0 +1,70 @@
+"""Products: weights that lie one after another through an arena."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.ab.operands.base import NUM_CHECKS, Bound, Watched, poison, spread
+from harness.backends.base import Executor
+from harness.backends.check import exact_product, first_fault
+from harness.specs.problem import LinearProblem, Parameters
+
+WEIGHT_DEVIATION = 1 / 32
+"""Of normal random weights: products of a thousand of them stay near 1."""
+
+
+class LinearOperands:
+    """See Operands. arena: random values of the problem's type, at least one weight of them."""
+
+    flop: int | None = None
+
+    def __init__(self, arena: Tensor, problem: LinearProblem, seed: int) -> None:
+        p, size = problem, problem.n * problem.k
+        self._problem = problem
+        self._weights = arena[: arena.numel() // size * size].view(-1, p.n, p.k)
+        self.num_places = self._weights.shape[0]
+        self._random = torch.Generator(arena.device).manual_seed(seed)
+        self._x, self._out = arena.new_empty(p.m, p.k), arena.new_empty(p.m, p.n)
+        bias = self._normal(arena.new_empty(p.n)) if p.bias else None
+        self._bias = bias
+        self._checks = [self._normal(torch.empty_like(self._x)) for _ in range(NUM_CHECKS)]
+        self._exact = [exact_product(x, self._weights[self._place(i)], bias) for i, x in enumerate(self._checks)]
+        self._watched = Watched(weight=self._weights, x=self._x, **({} if bias is None else {"bias": bias}))
+
+    def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
+        made = backend(executor, **parameters)
+        packed = [made.prepare(weight, self._bias, self._problem) for weight in self._weights]
+        kept = getattr(made, "kept_bytes", lambda one: 0)
+        return Bound(
+            launches=tuple(made.bind(self._x, one, self._out) for one in packed),
+            read_bytes=made.read_bytes(packed[0], self._problem.m),
+            write_bytes=0,
+            kept_bytes=sum(kept(one) for one in packed),
+        )
+
+    def pose(self, check: int) -> int:
+        self._put(self._checks[check])
+        return self._place(check)
+
+    def fault(self, check: int) -> str:
+        return first_fault(self._out, self._exact[check])
+
+    def renew(self) -> None:
+        self._put(self._normal(torch.empty_like(self._x)))
+
+    def changed(self) -> str:
+        return self._watched.changed()
+
+    def _place(self, check: int) -> int:
+        return spread(self.num_places, check)
+
+    def _put(self, x: Tensor) -> None:
+        self._x.copy_(x)
+        self._watched.accept("x")
+        poison(self._out)
+
+    def _normal(self, out: Tensor) -> Tensor:
+        return out.normal_(generator=self._random)

@@ -1,0 +1,121 @@
+"""The timed part of an A/B: sides in turning order on one problem, beside the probe."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.ab.interleave import turn
+from harness.ab.judge import is_settled
+from harness.ab.sampler import Sampler
+from harness.ab.shapes import Case
+from harness.ab.side import Side, Unfair, check_side
+from harness.probe.base import Probe
+from harness.records import RunFolder
+from harness.roof import reading_rate
+from harness.specs.ab import AbConfig, AbProbeEvent, AbRow, AbSampleEvent, Pass
+
+if TYPE_CHECKING:
+    from harness.ab.operands.base import Operands
+
+TRIAL_BLOCKS = 3
+
+
+@dataclass
+class Timing:
+    """Samples of one problem."""
+
+    call_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds a call by label and block, of the sides that lasted to the end."""
+    probe_rates: list[float] = field(default_factory=list)
+    """Before each block and after the last; empty without a probe."""
+    refused: dict[str, AbRow] = field(default_factory=dict)
+    """Rows of those that did not last."""
+
+
+class Race:
+    """Runs one problem after another."""
+
+    def __init__(self, config: AbConfig, sampler: Sampler, probe: Probe | None, folder: RunFolder) -> None:
+        self._config, self._sampler, self._probe, self._folder = config, sampler, probe, folder
+
+    def run(self, case: Case, operands: Operands, sides: Sequence[Side], within: Pass = "compare") -> Timing:
+        """Blocks until ratios are as precise as wanted, at least and at most as many as configured; then every side is
+        checked once more."""
+        timing, place, config = Timing(), itertools.count(), self._config
+        baseline = next((side.row.label for side in sides if side.row.backend == config.compared_to), "")
+        for block in range(config.max_blocks):
+            self._read(case, block, timing, within)
+            self._block(case, operands, sides, block, place, timing, within)
+            if block + 1 >= config.min_blocks and is_settled(timing.call_s, baseline, config.precision):
+                break
+        self._read(case, block + 1, timing, within)
+        for side in sides:
+            self._check(side, operands, timing)
+        return timing
+
+    def try_out(self, case: Case, operands: Operands, sides: Sequence[Side]) -> str | None:
+        """Label of the fastest in a few blocks, for choosing among settings; leaves no samples."""
+        timing, place = Timing(), itertools.count()
+        for block in range(TRIAL_BLOCKS):
+            self._block(case, operands, sides, block, place, timing, None)
+        return min(timing.call_s, key=lambda label: statistics.median(timing.call_s[label]), default=None)
+
+    def _block(
+        self, case: Case, operands: Operands, sides: Sequence[Side], block: int, place: itertools.count[int],
+        timing: Timing, within: Pass | None,
+    ) -> None:  # fmt: skip
+        """Every side that is still in the race once, on new inputs."""
+        operands.renew()
+        for side in turn([side for side in sides if side.row.label not in timing.refused], block):
+            self._sample(case, side, block, place, timing, within)
+
+    def _sample(
+        self, case: Case, side: Side, block: int, place: itertools.count[int], timing: Timing, within: Pass | None
+    ) -> None:  # fmt: skip
+        """One sample; a side that raises is out."""
+        launches, label = side.launches, side.row.label
+        num_calls = self._num_calls(side, timing)
+        chosen = [launches[next(place) % len(launches)] for _ in range(num_calls + 1)]
+        try:
+            time_s = self._sampler.seconds(chosen, side.uses_pool)
+        except Exception as error:  # noqa: BLE001 - anybody's backend may raise anything
+            self._refuse(side, timing, "failed", f"{type(error).__name__}: {error}")
+            return
+        timing.call_s[label].append(time_s / num_calls)
+        if within is not None:
+            self._folder.append(
+                AbSampleEvent(
+                    shape=case.label, backend=label, block=block, num_calls=num_calls, time_s=time_s, within=within
+                )
+            )
+
+    def _num_calls(self, side: Side, timing: Timing) -> int:
+        """As many as the sample's length has room for, going by the side's sample before, or by its first call."""
+        before = timing.call_s.get(side.row.label, [side.first_call_s])
+        return min(max(1, round(self._config.sample_s / before[-1])), len(side.launches))
+
+    def _read(self, case: Case, block: int, timing: Timing, within: Pass) -> None:
+        if self._probe is None:
+            return
+        reading = self._probe.read()
+        self._folder.append(AbProbeEvent(shape=case.label, block=block, reading=reading, within=within))
+        timing.probe_rates.append(reading_rate(reading))
+
+    def _check(self, side: Side, operands: Operands, timing: Timing) -> None:
+        """After the samples: whoever was right before them may have kept a result meanwhile."""
+        if side.row.label in timing.refused:
+            return
+        try:
+            check_side(side.launches, operands, self._sampler)
+        except Unfair as found:
+            self._refuse(side, timing, found.status, f"after its samples: {found.why}")
+
+    @staticmethod
+    def _refuse(side: Side, timing: Timing, status: str, why: str) -> None:
+        timing.call_s.pop(side.row.label, None)
+        timing.refused[side.row.label] = side.refused(status, why).row

@@ -1,0 +1,84 @@
+"""Times calls: on a CPU a loop, on a GPU a captured graph, so that no host's launch is part of a kernel's time."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.backends.base import Executor, Launch
+
+SETTLE_S = 0.003
+"""Threads of the side before may still spin: OpenMP's do for about a millisecond."""
+PAGE_BYTES = 4096
+
+
+class Sampler:
+    """Of one executor."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._on_cpu = executor.device.kind == "cpu"
+
+    def seconds(self, launches: Sequence[Launch], uses_pool: bool) -> float:
+        """Of all launches but the first, which is not timed; nothing of the other sides spins beside them."""
+        return self._loop_s(launches, uses_pool) if self._on_cpu else self._graph_s(launches)
+
+    def run(self, launch: Launch) -> None:
+        """One call, and its end."""
+        import torch
+
+        on_stream = contextlib.nullcontext() if self._on_cpu else torch.cuda.stream(self._executor.stream)
+        with torch.inference_mode(), on_stream:
+            launch()
+        if not self._on_cpu:
+            torch.cuda.synchronize()
+
+    def memory_bytes(self) -> int:
+        """Held of the device's memory: on a CPU this process's resident pages, on a GPU all that is not free."""
+        if self._on_cpu:
+            _give_back_free_memory()
+            return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+        import torch
+
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def _loop_s(self, launches: Sequence[Launch], uses_pool: bool) -> float:
+        import torch
+
+        pool = self._executor.pool
+        if pool is not None:
+            pool.park()
+        time.sleep(SETTLE_S)
+        # The caller is the pool's first thread, on the first core; torch's threads go where the system puts them.
+        place = pool.pinned() if pool is not None and uses_pool else contextlib.nullcontext()
+        with torch.inference_mode(), place:
+            launches[0]()
+            started = time.perf_counter()
+            for launch in launches[1:]:
+                launch()
+            return time.perf_counter() - started
+
+    def _graph_s(self, launches: Sequence[Launch]) -> float:
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph, stream=self._executor.stream):
+            for launch in launches[1:]:
+                launch()
+        graph.replay()
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        graph.replay()
+        torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+
+def _give_back_free_memory() -> None:
+    """What the allocator holds free would hide a copy that moves in there. Other C libraries than glibc have no such
+    call, and give large blocks back by themselves."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

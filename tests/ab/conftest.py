@@ -1,0 +1,93 @@
+"""Tiny models, an arena and a probe of their size, and planted backends."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_ab import ARENA_BYTES
+
+from harness.backends.base import Support
+from harness.backends.registry import linear_backend, linear_backends
+
+HF = {
+    "model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 131, "max_position_embeddings": 256, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True, "hidden_act": "silu", "dtype": "bfloat16",
+}  # fmt: skip
+HYBRID = {
+    "model_type": "qwen3_5_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 131,
+    "max_position_embeddings": 256, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "hidden_act": "silu",
+    "dtype": "bfloat16", "full_attention_interval": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arena of a few weights and a probe of a megabyte."""
+    pytest.importorskip("torch")
+    from harness.ab import compare, sampler
+    from harness.ab.operands import arena
+    from harness.specs.run import ProbeConfig
+
+    monkeypatch.setattr(arena, "ROTATION_CACHES", 0)
+    monkeypatch.setattr(arena, "MIN_ROTATION_BYTES", ARENA_BYTES)
+    monkeypatch.setattr(sampler, "SETTLE_S", 0.0)
+    config = ProbeConfig(buffer_bytes=1 << 20, survey_s=0.05, reading_s=0.001)
+    monkeypatch.setattr(compare, "ProbeConfig", lambda **_: config)
+
+
+@pytest.fixture
+def model(tmp_path: Path, small: None) -> Path:
+    """A dense model."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(HF))
+    return path
+
+
+@pytest.fixture
+def hybrid(tmp_path: Path, small: None) -> Path:
+    """A model of gated delta rule and attention."""
+    path = tmp_path / "hybrid" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(HYBRID))
+    return path
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Registers a linear backend for one test: its launch is launch(x, weight, bias, out), more is what the test gives
+    as attributes."""
+    linear_backends.all()  # so that ours are there before
+    monkeypatch.setattr(linear_backends, "_backends", dict(linear_backends._backends))
+
+    def add(name: str, launch: Callable[..., None], **attributes: Any) -> None:
+        class Planted:
+            """Planted."""
+
+            contest_legal = True
+
+            def __init__(self, executor: Any, **parameters: int) -> None:
+                self.parameters = parameters
+
+            @staticmethod
+            def supports(problem: Any, device: Any) -> Support:
+                return Support.yes()
+
+            def prepare(self, weight: Any, bias: Any, problem: Any) -> Any:
+                return weight, bias
+
+            def read_bytes(self, packed: Any, m: int) -> int:
+                return int(packed[0].nbytes)
+
+            def bind(self, x: Any, packed: Any, out: Any) -> Any:
+                return lambda: launch(x, *packed, out, **self.parameters)
+
+        for key, value in attributes.items():
+            setattr(Planted, key, value)
+        linear_backend(name)(Planted)
+
+    return add

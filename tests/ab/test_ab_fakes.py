@@ -1,0 +1,166 @@
+"""Backends planted to deceive: each is caught, named for what it does, and never ranked; the others still are."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_ab import ARENA_BYTES
+
+torch = pytest.importorskip("torch")
+
+from harness.ab import side  # noqa: E402
+from harness.ab.compare import run_ab  # noqa: E402
+from harness.ab.operands import arena  # noqa: E402
+from harness.specs.ab import AbConfig, AbRow  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+
+def right(x: Any, w: Any, b: Any, out: Any) -> None:
+    out.copy_(torch.nn.functional.linear(x, w, b))
+
+
+def rows_of(model: Path, runs: Path, name: str) -> tuple[list[AbRow], list[AbRow]]:
+    """(the fake's rows, torch's)."""
+    config = AbConfig(model=str(model), backends=(name,), min_blocks=2, max_blocks=2, sample_s=1e-5, threads=1)
+    _, record = run_ab(config, runs, lambda line: None)
+    return [r for r in record.rows if r.backend == name], [r for r in record.rows if r.backend == "torch"]
+
+
+def assert_caught(model: Path, runs: Path, name: str, status: str, why: str, partly: bool = False) -> None:
+    fakes, others = rows_of(model, runs, name)
+    caught = [row for row in fakes if row.status == status]
+    assert caught if partly else len(caught) == len(fakes), [(row.status, row.why) for row in fakes]
+    assert all(why in row.why for row in caught), caught[0].why
+    assert all(row.call_s is None and row.outcome == "-" and row.confirmed is None for row in caught)
+    assert {row.status for row in others} == {"ok"}, "one fake must not take the others with it"
+
+
+def raises(x: Any, w: Any, b: Any, out: Any) -> None:
+    raise RuntimeError("no such instruction")
+
+
+def writes_nan(x: Any, w: Any, b: Any, out: Any) -> None:
+    right(x, w, b, out)
+    out[..., -1] = float("nan")
+
+
+def writes_nothing(x: Any, w: Any, b: Any, out: Any) -> None:
+    pass
+
+
+def skips_the_tail(x: Any, w: Any, b: Any, out: Any) -> None:
+    out[:, :-1].copy_(torch.nn.functional.linear(x, w, b)[:, :-1])
+
+
+def writes_a_constant(x: Any, w: Any, b: Any, out: Any) -> None:
+    out.fill_(1)
+
+
+@pytest.mark.parametrize("launch", [writes_nan, writes_nothing, skips_the_tail, writes_a_constant])
+def test_a_wrong_result(model: Path, tmp_path: Path, plant: Any, launch: Any) -> None:
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "incorrect", "first at")
+
+
+def test_a_forgotten_bias(model: Path, tmp_path: Path, plant: Any) -> None:
+    plant("fake", lambda x, w, b, out: out.copy_(torch.nn.functional.linear(x, w)))
+    assert_caught(model, tmp_path, "fake", "incorrect", "first at", partly=True)
+
+
+def test_one_that_raises(model: Path, tmp_path: Path, plant: Any) -> None:
+    plant("fake", raises)
+    assert_caught(model, tmp_path, "fake", "failed", "RuntimeError: no such instruction")
+
+
+def test_one_that_raises_while_it_is_timed(model: Path, tmp_path: Path, plant: Any) -> None:
+    calls: dict[Any, int] = {}
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        key = w.shape, b is None
+        calls[key] = calls.get(key, 0) + 1
+        if calls[key] > ARENA_BYTES // (2 * w.numel()) + 2:  # every place once, and the checks
+            raise RuntimeError("too warm")
+        right(x, w, b, out)
+
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "failed", "too warm")
+
+
+def test_one_that_cannot_prepare(model: Path, tmp_path: Path, plant: Any) -> None:
+    def prepare(self: Any, weight: Any, bias: Any, problem: Any) -> Any:
+        raise MemoryError("no room")
+
+    plant("fake", right, prepare=prepare)
+    assert_caught(model, tmp_path, "fake", "failed", "MemoryError: no room")
+
+
+def test_one_that_changes_its_input(model: Path, tmp_path: Path, plant: Any) -> None:
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        right(x, w, b, out)
+        x[0, 0] += 1
+
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "changes-operands", "its x")
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_one_that_changes_a_weight(model: Path, tmp_path: Path, plant: Any, last: bool) -> None:
+    """The first or the last value: no checksum of a part would see both. The others get whole weights again."""
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        right(x, w, b, out)
+        w[-1 if last else 0, -1 if last else 0] = 0.5
+
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "changes-operands", "its weight")
+
+
+def test_one_that_keeps_a_copy(model: Path, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its weights in another layout, more than it declares; declared, it is no fake."""
+    larger = json.loads(model.read_text()) | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 600}
+    model.write_text(json.dumps(larger))
+    monkeypatch.setattr(arena, "MIN_ROTATION_BYTES", 48 << 20)
+    monkeypatch.setattr(side, "MEMORY_NOISE_BYTES", 24 << 20)
+
+    def prepare(self: Any, weight: Any, bias: Any, problem: Any) -> Any:
+        return weight.float(), bias
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        right(x.float(), w, None if b is None else b.float(), out)
+
+    plant("fake", launch, prepare=prepare)
+    assert_caught(model, tmp_path / "undeclared", "fake", "undeclared-memory", "MiB more than the 0 it declares")
+    plant("honest", launch, prepare=prepare, kept_bytes=lambda self, packed: packed[0].nbytes)
+    honest, _ = rows_of(model, tmp_path / "declared", "honest")
+    assert {row.status for row in honest} == {"ok"}
+
+
+def test_one_that_keeps_its_first_result(model: Path, tmp_path: Path, plant: Any) -> None:
+    kept: dict[Any, Any] = {}
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        weight = w.data_ptr(), w.shape
+        if weight not in kept:
+            kept[weight] = torch.nn.functional.linear(x, w, b)
+        out.copy_(kept[weight])
+
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "incorrect", "first at")
+
+
+def test_one_that_is_right_until_it_is_timed(model: Path, tmp_path: Path, plant: Any) -> None:
+    """Right as long as it is checked, and then the same result again and again."""
+    calls: dict[Any, int] = {}
+    kept: dict[Any, Any] = {}
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        key = w.shape, b is None
+        calls[key] = calls.get(key, 0) + 1
+        if calls[key] <= ARENA_BYTES // (2 * w.numel()) + 2:  # every place once, and the checks
+            kept[key] = torch.nn.functional.linear(x, w, b)
+        out.copy_(kept[key])
+
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "incorrect", "after its samples")

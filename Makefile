@@ -34,7 +34,7 @@ demo: install model  ## the main job on this machine's CPU: probe, two decodes j
 	$(HARNESS) probe
 	$(HARNESS) bench configs/runs/smollm2.yaml || [ $$? -eq 4 ]
 	$(HARNESS) bench configs/runs/qwen3-0.6b.yaml || [ $$? -eq 4 ]
-	$(HARNESS) ab linear --model qwen3-0.6b || [ $$? -eq 4 ]
+	$(HARNESS) ab linear --model qwen3-0.6b --max-blocks 8 || [ $$? -eq 4 ]
 	$(HARNESS) runs list
 
 test: lint types tests  ## lint, types and the whole core suite; WITH="reference" adds parts

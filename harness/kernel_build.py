@@ -75,6 +75,11 @@ def find_compiler() -> list[str]:
     raise UnavailableError("no C++ compiler is on the PATH", "install g++ (apt install g++), or set CXX")
 
 
+def compiler_version() -> str:
+    """First line of what the C++ compiler says of itself; UnavailableError without one."""
+    return _compiler_version(tuple(find_compiler()))
+
+
 @functools.cache
 def _compiler_version(command: tuple[str, ...]) -> str:
     """First line of `--version`; empty for a compiler that does not know the flag."""

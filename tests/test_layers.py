@@ -44,6 +44,7 @@ LAYER = {
     "harness.exclusive": 1,
     "harness.kernel_build": 1,
     "harness.kernel_reference": 1,
+    "harness.selection": 1,
     "harness.cpu_pool": 1,
     "harness.devices": 1,
     "harness.gguf_import": 1,

@@ -20,15 +20,17 @@ from harness.ab.shapes import Case, cases
 from harness.ab.side import REGISTRIES, Side, open_side
 from harness.backends.base import Executor
 from harness.environment import read_environment
-from harness.errors import UnavailableError
+from harness.errors import ConfigError, UnavailableError
 from harness.exclusive import measuring
 from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, Say, end_recorded, teller
+from harness.selection import save_entries, table_path
 from harness.specs.ab import AbConfig, AbRecord, AbRow
 from harness.specs.model import ModelSpec
 from harness.specs.problem import Parameters
 from harness.specs.run import ProbeConfig
+from harness.specs.selection import entries_of
 
 if TYPE_CHECKING:
     from harness.ab.operands.arena import Arena
@@ -98,6 +100,17 @@ def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: 
     return record.model_copy(
         update={"status": "done", "probe": report, "rotation_bytes": arena.num_bytes, "rows": tuple(rows)}
     )
+
+
+def save_winners(record: AbRecord) -> Path:
+    """Into the model's table for this device; ConfigError where the table there is of other software, and where nothing
+    was timed."""
+    entries = entries_of(record.rows, record.run_id, record.config.compared_to)
+    if not entries:
+        raise ConfigError("no backend could be timed, so there is no winner to keep", "see the rows for the reasons")
+    path = table_path(record.device, record.config.model, record.dtype)
+    save_entries(path, entries, record.config.model, record.dtype, record.device)
+    return path
 
 
 class Comparison:

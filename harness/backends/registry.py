@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -20,6 +20,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from harness.backends.base import AttentionBackend, LinearAttentionBackend, LinearBackend, Support
 from harness.errors import ConfigError, UnavailableError
 from harness.specs.device import DeviceInfo
+from harness.specs.problem import Parameters
+from harness.specs.selection import SelectionEntry
 
 AUTO = "auto"
 REQUIRED = ("contest_legal", "supports", "read_bytes", "bind")
@@ -44,6 +46,9 @@ class Choice:
     """The backend to use and, where it is not the one that was asked for, why."""
 
     backend: type[Any]
+    parameters: Parameters = field(default_factory=dict)
+    selected: bool = False
+    """By a selection table."""
     fallback_from: str | None = None
     fallback_reason: str | None = None
 
@@ -110,7 +115,17 @@ class Registry(Generic[B]):
         support = asked.supports(problem, device)
         if support.ok:
             return Choice(asked)
-        return Choice(self._preferred(problem, device), requested, f"{support.why} ({support.mend})")
+        why = f"{support.why} ({support.mend})"
+        return Choice(self._preferred(problem, device), fallback_from=requested, fallback_reason=why)
+
+    def choose_selected(self, entry: SelectionEntry | None, otherwise: str, problem: Any, device: DeviceInfo) -> Choice:
+        """What a selection table says; where it lists nothing, or something that can't be had here, as `otherwise`
+        says, and the choice tells why."""
+        if entry is None:
+            why = "the table does not list this problem"
+            return replace(self.choose(otherwise, problem, device), fallback_from="selection", fallback_reason=why)
+        choice = self.choose(entry.backend, problem, device)
+        return choice if choice.fallback_from else replace(choice, parameters=entry.parameters, selected=True)
 
     def _preferred(self, problem: Any, device: DeviceInfo) -> type[B]:
         known = self.all()

@@ -22,6 +22,9 @@ PrecisionOption = Annotated[
     float, typer.Option("--precision", min=1e-4, max=1.0, help="Rounds end when every ratio is known to so much.")
 ]
 BlocksOption = Annotated[int, typer.Option("--blocks", min=8, help="Interleaved rounds, at least.")]
+SaveOption = Annotated[
+    bool, typer.Option("--save", help="Put the winners into configs/selections/<device>/<model>-<dtype>.yaml.")
+]
 MaxBlocksOption = Annotated[int, typer.Option("--max-blocks", min=8, help="Rounds, at most.")]
 
 
@@ -40,6 +43,7 @@ def linear(
     precision: PrecisionOption = 0.03,
     blocks: BlocksOption = 8,
     max_blocks: MaxBlocksOption = 24,
+    save: SaveOption = False,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -49,7 +53,7 @@ def linear(
         "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
         "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
-    _compare(settings, runs_dir, format)
+    _compare(settings, runs_dir, format, save)
 
 
 @app.command()
@@ -63,6 +67,7 @@ def attention(
     precision: PrecisionOption = 0.03,
     blocks: BlocksOption = 8,
     max_blocks: MaxBlocksOption = 24,
+    save: SaveOption = False,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -72,7 +77,7 @@ def attention(
         "chunks": _counts("--chunks", chunks), "device": device, "backends": tuple(backend or ()),
         "baseline": baseline, "precision": precision, "min_blocks": blocks, "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
-    _compare(settings, runs_dir, format)
+    _compare(settings, runs_dir, format, save)
 
 
 @app.command("linear-attention")
@@ -85,6 +90,7 @@ def linear_attention(
     precision: PrecisionOption = 0.03,
     blocks: BlocksOption = 8,
     max_blocks: MaxBlocksOption = 24,
+    save: SaveOption = False,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
 ) -> None:
@@ -94,7 +100,7 @@ def linear_attention(
         "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
         "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
-    _compare(settings, runs_dir, format)
+    _compare(settings, runs_dir, format, save)
 
 
 def _counts(option: str, text: str) -> tuple[int, ...]:
@@ -108,24 +114,28 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
-def _compare(settings: dict[str, Any], runs_dir: Any, format: Format) -> None:
-    """Run it and show its rows."""
-    from harness.ab.compare import run_ab
+def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool) -> None:
+    """Run it, show its rows, and keep its winners if that is asked for."""
+    from harness.ab.compare import run_ab, save_winners
     from harness.cli.render import show, show_object
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
 
     config = AbConfig.model_validate(settings)
     folder, record = run_ab(config, resolve(runs_dir), tell)
+    table = save_winners(record) if save else None
+    saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
         show(ab_table(record.rows), format, title=f"{config.op} backends on {config.model}, {record.device.name}")
         for line in worth_lines(record.rows):
             typer.echo(line)
         typer.echo(f"record  {folder}")
+        if table is not None:
+            typer.echo(f"table   {table}")
     elif format is Format.json:
-        show_object({**record.model_dump(mode="json"), "record": str(folder)}, format, ())
+        show_object({**record.model_dump(mode="json"), "record": str(folder), **saved}, format, ())
     else:
-        show([row.model_dump(mode="json") | {"record": str(folder)} for row in record.rows], format)
+        show([row.model_dump(mode="json") | {"record": str(folder)} | saved for row in record.rows], format)
 
 
 def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:

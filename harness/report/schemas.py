@@ -10,6 +10,7 @@ from harness.specs.device import DeviceSpec
 from harness.specs.event import EVENT
 from harness.specs.record import RunRecord
 from harness.specs.run import RunConfig
+from harness.specs.selection import SelectionTable
 
 _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     "run": TypeAdapter(RunConfig),
@@ -18,6 +19,7 @@ _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     "ab-record": TypeAdapter(AbRecord),
     "ab-event": AB_EVENT,
     "device": TypeAdapter(DeviceSpec),
+    "selection": TypeAdapter(SelectionTable),
 }
 
 

@@ -43,6 +43,8 @@ class OpChoice(Frozen):
     """qkv, o, gate_up, down, lm_head, decode, prefill, ..."""
     shape: str
     backend: str
+    parameters: tuple[tuple[str, int], ...] = ()
+    """Of a backend with a tuning space, as the selection table has them."""
     contest_legal: bool
     layers: str
     """As ranges: 0-27; `model` for what stands outside the layers."""
@@ -53,8 +55,10 @@ class OpChoice(Frozen):
     """Requests of the decode step that made the call: other numbers of rows may have other backends. 1 in prefill."""
     read_bytes: NonNegativeInt | None = None
     """What the backend says that one call reads."""
+    selected: bool = False
+    """By the selection table."""
     fallback_from: str | None = None
-    """The backend that was asked for and can't do this problem."""
+    """The backend that was asked for and can't do this problem, or `selection`: the table does not list it."""
     fallback_reason: str | None = None
 
 

@@ -55,6 +55,10 @@ class NativeEngine(Frozen):
     prefill_linear: str = "auto"
     prefill_attention: str = "auto"
     prefill_linear_attention: str = "auto"
+    selection: Annotated[str, Field(min_length=1)] | None = None
+    """A table of winners that `harness ab ... --save` wrote: it decides wherever the setting above is auto."""
+    selection_force: bool = False
+    """Take a table of another device, type or software all the same; the record says so."""
     elementwise: str = "auto"
     """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
     fuse: bool = True

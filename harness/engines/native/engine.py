@@ -21,7 +21,6 @@ from harness.models import ResolvedModel
 from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
-from harness.specs.run import NativeEngine
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,11 +35,11 @@ class NativeDecoding:
     can_skip_prompt: ClassVar[bool] = True
 
     def __init__(
-        self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel, config: NativeEngine,
-        tokenizer: Tokenizer | None, load_s: float,
+        self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel,
+        tokenizer: Tokenizer | None, load_s: float, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._decoder, self._ops, self._executor = decoder, ops, executor
-        self._model, self._config, self._tokenizer, self._load_s = model, config, tokenizer, load_s
+        self._model, self._tokenizer, self._load_s, self._notes = model, tokenizer, load_s, notes
         self._decodes: dict[int, Launch] = {}
         self._decode_launch(1)
         self._read_tokens = self._token_reader()
@@ -224,9 +223,7 @@ class NativeDecoding:
             graph=self._executor.device.kind != "cpu",
             load_s=self._load_s,
             prepare_s=self._ops.prepare_s,
-            notes=("synthetic weights: the speed of the real ones, no meaning",)
-            if self._config.weights == "synthetic"
-            else (),
+            notes=self._notes,
         )
 
     def close(self) -> None:

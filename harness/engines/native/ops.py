@@ -26,17 +26,21 @@ from harness.backends.base import (
 from harness.backends.registry import (
     AUTO,
     Choice,
-    choose_attention,
-    choose_linear,
-    choose_linear_attention,
+    Registry,
+    attention_backends,
+    linear_attention_backends,
     linear_backends,
 )
 from harness.engines.native.weights import Linear
+from harness.specs.ab import Op
 from harness.specs.engine import OpChoice
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 from harness.specs.run import NativeEngine
+from harness.specs.selection import Problem, SelectionTable
 
+_Key = tuple[str, str, tuple[tuple[str, int], ...]]
+"""Operation, backend, parameters."""
 Phase = Literal["decode", "prefill"]
 
 
@@ -66,9 +70,10 @@ class OpTable:
     executor: Executor
     config: NativeEngine
     dtype: str
+    table: SelectionTable | None = None
     prepare_s: float = 0.0
-    _instances: dict[tuple[str, str], Any] = field(default_factory=dict)
-    _packed: dict[tuple[int, str], Any] = field(default_factory=dict)
+    _instances: dict[_Key, Any] = field(default_factory=dict)
+    _packed: dict[tuple[int, int], Any] = field(default_factory=dict)
     _chosen: dict[OpChoice, dict[int, int]] = field(default_factory=dict)
     """Calls of one step, by layer."""
 
@@ -101,7 +106,7 @@ class OpTable:
         (n, k), m = weights.weight.shape, x.shape[0]
         problem = LinearProblem(m=m, n=n, k=k, dtype=self.dtype, bias=weights.bias is not None)
         wanted = self.config.linear if phase == "decode" else self.config.prefill_linear
-        choice = choose_linear(wanted, problem, self.executor.device)
+        choice = self._choose("linear", linear_backends, wanted, problem)
         backend: LinearBackend = self._instance("linear", choice)
         packed = self._prepared(backend, weights, problem)
         return choice, backend.read_bytes(packed, m), backend.bind(x, packed, out)
@@ -119,9 +124,8 @@ class OpTable:
             m=m, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, max_context=max_context, dtype=self.dtype
         )
         wanted = self.config.attention if phase == "decode" else self.config.prefill_attention
-        if wanted == AUTO and phase == "decode" and not self._linears_use_pool(batch):
-            wanted = "torch-sdpa"
-        choice = choose_attention(wanted, problem, self.executor.device)
+        fitting = "torch-sdpa" if phase == "decode" and not self._linears_use_pool(batch) else AUTO
+        choice = self._choose("attention", attention_backends, wanted, problem, fitting)
         backend: AttentionBackend = self._instance("attention", choice)
         shape = f"{heads}/{kv_heads} heads x {head_dim}"
         self._remember(self._row("attention", phase, phase, shape, choice, None, batch), layer, 1)
@@ -139,15 +143,25 @@ class OpTable:
             dtype=self.dtype,
         )  # fmt: skip
         wanted = self.config.linear_attention if phase == "decode" else self.config.prefill_linear_attention
-        if wanted == AUTO and phase == "decode" and not self._linears_use_pool(batch):
-            wanted = "torch-recurrent"
-        choice = choose_linear_attention(wanted, problem, self.executor.device)
+        fitting = "torch-recurrent" if phase == "decode" and not self._linears_use_pool(batch) else AUTO
+        choice = self._choose("linear-attention", linear_attention_backends, wanted, problem, fitting)
         backend: LinearAttentionBackend = self._instance("linear-attention", choice)
         shape = f"{spec.num_value_heads}/{spec.num_key_heads} heads x {spec.key_head_dim} x {spec.value_head_dim}"
         self._remember(self._row("linear-attention", phase, phase, shape, choice, None, batch), layer, 1)
         read, written = backend.read_bytes(problem), state.recurrent.nbytes + state.conv.nbytes
         launch = backend.bind(inputs, weights, state, out, problem)
         return Bound("linear-attention", phase, launch, lambda filled: read, written)
+
+    def _choose(
+        self, op: Op, registry: Registry[Any], wanted: str, problem: Problem, fitting: str = AUTO
+    ) -> Choice:  # fmt: skip
+        """By name; for `auto` by the table, where there is one, else what fits the products of the same step."""
+        device = self.executor.device
+        if wanted != AUTO:
+            return registry.choose(wanted, problem, device)
+        if self.table is None:
+            return registry.choose(fitting, problem, device)
+        return registry.choose_selected(self.table.find(op, problem), fitting, problem, device)
 
     def choices(self) -> tuple[OpChoice, ...]:
         """What ran, one row a (phase, role, shape, backend), with its layers as ranges."""
@@ -166,13 +180,13 @@ class OpTable:
         return all(getattr(linear_backends.get(name), "uses_pool", False) for name in names)
 
     def _instance(self, op: str, choice: Choice) -> Any:
-        key = (op, choice.backend.name)
+        key = (op, choice.backend.name, tuple(choice.parameters.items()))
         if key not in self._instances:
-            self._instances[key] = choice.backend(self.executor)
+            self._instances[key] = choice.backend(self.executor, **choice.parameters)
         return self._instances[key]
 
     def _prepared(self, backend: LinearBackend, weights: Linear, problem: LinearProblem) -> Any:
-        key = (weights.weight.data_ptr(), backend.name)
+        key = (weights.weight.data_ptr(), id(backend))  # instances live as long as this table
         if key not in self._packed:
             started = time.perf_counter()
             self._packed[key] = backend.prepare(weights.weight, weights.bias, problem)
@@ -186,6 +200,7 @@ class OpTable:
         return OpChoice(
             op=op, role=role, shape=shape, backend=choice.backend.name, contest_legal=choice.backend.contest_legal,
             layers="", phase=phase, batch=batch, read_bytes=read_bytes if phase == "decode" else None,
+            parameters=tuple(choice.parameters.items()), selected=choice.selected,
             fallback_from=choice.fallback_from, fallback_reason=choice.fallback_reason,
         )  # fmt: skip
 

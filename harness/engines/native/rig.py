@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,7 +21,9 @@ from harness.engines.native.workspace import Workspace
 from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
+from harness.selection import load_fitting
 from harness.specs.run import NativeEngine, RunConfig
+from harness.specs.selection import SelectionTable
 from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
 from harness.units import num_bytes
 
@@ -39,13 +42,17 @@ class NativeRig:
         check_runnable(model.spec, self._torch_device)  # before anything is measured
         self._executor = open_executor(self._torch_device, config.engine.threads)
         self.device = self._executor.device
+        try:
+            self._table, self._foreign = self._selection()
+        except ConfigError:
+            self._executor.close()
+            raise
 
     def open_probe(self) -> Probe | None:
         return open_probe(self._config.probe, self._executor)
 
     def open_engine(self) -> NativeDecoding:
-        engine, model = self._engine_config, self._model
-        dtype = CONFIG_DTYPES[engine.dtype] if engine.dtype else model.spec.dtype
+        engine, model, dtype = self._engine_config, self._model, self._dtype
         max_context, batch = self._max_context(), self._config.largest_batch
         self._check_memory(dtype, max_context, batch)
         started = time.perf_counter()
@@ -54,7 +61,7 @@ class NativeRig:
         else:
             source = checkpoint_source(model, dtype, self._torch_device)
         executor = self._executor
-        ops = OpTable(executor, engine, dtype)
+        ops = OpTable(executor, engine, dtype, self._table)
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
         # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
         elementwise = choose_elementwise(engine.elementwise, Executor(self.device), dtype)
@@ -65,7 +72,24 @@ class NativeRig:
         )  # fmt: skip
         decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
-        return NativeDecoding(decoder, ops, executor, model, engine, self._tokenizer(), load_s)
+        return NativeDecoding(decoder, ops, executor, model, self._tokenizer(), load_s, self._notes())
+
+    @property
+    def _dtype(self) -> str:
+        wanted = self._engine_config.dtype
+        return CONFIG_DTYPES[wanted] if wanted else self._model.spec.dtype
+
+    def _selection(self) -> tuple[SelectionTable | None, list[str]]:
+        """The table of winners and how it is foreign; refused before anything is loaded or measured."""
+        engine = self._engine_config
+        if engine.selection is None:
+            return None, []
+        return load_fitting(Path(engine.selection), self.device, self._dtype, engine.selection_force)
+
+    def _notes(self) -> tuple[str, ...]:
+        synthetic = "synthetic weights: the speed of the real ones, no meaning"
+        forced = f"{self._engine_config.selection} was forced, it is of {'; '.join(self._foreign)}"
+        return (*([synthetic] if self._engine_config.weights == "synthetic" else []), *([forced] * bool(self._foreign)))
 
     def _max_context(self) -> int:
         """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""

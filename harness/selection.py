@@ -1,0 +1,113 @@
+"""Selection tables on disk: written by an A/B, refused where they are not of this device, type or software."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import yaml
+
+from harness.config_io import load_yaml_model
+from harness.errors import ConfigError, UnavailableError
+from harness.kernel_build import compiler_version
+from harness.resources import kernels_dir
+from harness.specs.device import DeviceInfo
+from harness.specs.selection import SelectionEntry, SelectionTable
+
+PACKAGES = ("llm-decode-harness", "torch", "triton", "vllm")
+
+
+def software_versions() -> dict[str, str]:
+    """What a kernel's speed depends on beside the device: packages, the compiler, our kernels' sources."""
+    found = {name: _version(name) for name in PACKAGES}
+    try:
+        found["compiler"] = compiler_version()
+    except UnavailableError:
+        found["compiler"] = None
+    sources = sorted(path for path in kernels_dir().rglob("*") if path.is_file() and path.suffix != ".pyc")
+    digest = hashlib.sha256()
+    for path in sources:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return {name: text for name, text in found.items() if text} | {"kernels": digest.hexdigest()[:16]}
+
+
+def table_path(device: DeviceInfo, model: str, dtype: str) -> Path:
+    """Where a table belongs: configs/selections/<device>/<model>-<dtype>.yaml under the working directory."""
+    card = device.arch if device.kind != "cpu" and device.arch else device.name
+    folder = re.sub(r"[^a-z0-9_]+", "-", card.lower()).strip("-") or platform.machine()
+    stem = Path(model).parent.name if model.endswith("config.json") else Path(model).name
+    return Path("configs") / "selections" / folder / f"{stem}-{dtype.lower()}.yaml"
+
+
+def load_table(path: Path) -> SelectionTable:
+    """A table as it was written. ConfigError for what is none, and for one that was changed since."""
+    table = load_yaml_model(path, SelectionTable)
+    if not table.is_whole:
+        raise ConfigError(
+            f"{path}: its fingerprint is not that of its contents: it was edited or damaged",
+            "measure again with `harness ab ... --save`; to choose by hand set engine.linear and its like",
+        )
+    return table
+
+
+def foreign(table: SelectionTable, device: DeviceInfo, dtype: str) -> list[str]:
+    """How a table is not of this device, type and software; empty where it is."""
+    known = {"device": _device(table.device), "dtype": table.dtype, **table.versions}
+    here = {"device": _device(device), "dtype": dtype, **software_versions()}
+    return [
+        f"{key} {known.get(key, 'none')}, here {here.get(key, 'none')}"
+        for key in dict.fromkeys((*known, *here))
+        if known.get(key) != here.get(key)
+    ]
+
+
+def load_fitting(path: Path, device: DeviceInfo, dtype: str, force: bool) -> tuple[SelectionTable, list[str]]:
+    """(table, how it is foreign); ConfigError for a foreign one, unless it is forced."""
+    table = load_table(path)
+    differences = foreign(table, device, dtype)
+    if differences and not force:
+        raise ConfigError(
+            f"{path} was measured elsewhere: {'; '.join(differences)}",
+            "measure here with `harness ab ... --save`, or set engine.selection_force: true",
+        )
+    return table, differences
+
+
+def save_entries(
+    path: Path, entries: Iterable[SelectionEntry], model: str, dtype: str, device: DeviceInfo
+) -> SelectionTable:  # fmt: skip
+    """Put entries into the table at `path`: a new one, or the one that is there if it is of the same device, type and
+    software. ConfigError where it is not, and where it can't be written; the old one then stays."""
+    fresh = SelectionTable(model=model, dtype=dtype, device=device, versions=software_versions(), entries=())
+    if path.exists():
+        fresh, _ = load_fitting(path, device, dtype, force=False)
+    table = fresh.merged(entries)
+    text = yaml.safe_dump(table.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as fault:
+        raise ConfigError(f"{path}: {fault.strerror}", "free some space, or make the folder writable") from None
+    finally:
+        with contextlib.suppress(OSError):  # what could not be made can't be removed either
+            temporary.unlink(missing_ok=True)
+    return table
+
+
+def _device(device: DeviceInfo) -> str:
+    return f"{device.kind} {device.name} {device.arch or ''}".strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,112 @@
+"""Tables on disk: what is written comes back, what is foreign, corrupt or edited is refused."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.errors import ConfigError
+from harness.selection import foreign, load_fitting, load_table, save_entries, software_versions, table_path
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import LinearProblem
+from harness.specs.selection import Evidence, SelectionEntry
+
+DEVICE = DeviceInfo(kind="cpu", name="A test's CPU(R) @ 2", arch="x86_64")
+LINEAR = LinearProblem(m=1, n=8, k=8, dtype="BF16")
+ENTRY = SelectionEntry(
+    op="linear", role="o", problem=LINEAR, backend="torch", parameters={"wave": 64}, contest_legal=True,
+    evidence=Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch", ratio_interval=(1.1, 1.2)),
+)  # fmt: skip
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "a" / "b" / "m-bf16.yaml"
+    save_entries(path, [ENTRY], "m", "BF16", DEVICE)
+    return path
+
+
+def test_a_table_comes_back_as_it_was(path: Path) -> None:
+    table = load_table(path)
+    assert table.entries == (ENTRY,)
+    assert (table.model, table.dtype, table.device) == ("m", "BF16", DEVICE)
+    assert table.versions == software_versions()
+    assert "compiler" in table.versions or "kernels" in table.versions
+    assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing half-written is left"
+
+
+def test_saving_again_merges(path: Path) -> None:
+    other = ENTRY.model_copy(update={"problem": LINEAR.model_copy(update={"m": 2})})
+    replaced = ENTRY.model_copy(update={"backend": "cpu-gemv"})
+    save_entries(path, [other, replaced], "m", "BF16", DEVICE)
+    assert load_table(path).entries == (replaced, other)
+
+
+def test_where_a_table_belongs() -> None:
+    assert table_path(DEVICE, "qwen3-0.6b", "BF16") == Path("configs/selections/a-test-s-cpu-r-2/qwen3-0.6b-bf16.yaml")
+    dcu = DeviceInfo(kind="dcu", name="BW1000", arch="gfx936")
+    assert table_path(dcu, "/models/Qwen3/config.json", "F16") == Path("configs/selections/gfx936/Qwen3-f16.yaml")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "what"),
+    [
+        (DEVICE.model_copy(update={"name": "another"}), "BF16", "device"),
+        (DEVICE.model_copy(update={"kind": "cuda"}), "BF16", "device"),
+        (DEVICE, "F32", "dtype"),
+    ],
+)
+def test_a_foreign_table_is_refused_unless_forced(path: Path, device: DeviceInfo, dtype: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as found:
+        load_fitting(path, device, dtype, force=False)
+    assert "selection_force" in found.value.mend
+    table, differences = load_fitting(path, device, dtype, force=True)
+    assert table.entries == (ENTRY,)
+    assert len(differences) == 1 and what in differences[0]
+
+
+@pytest.mark.parametrize("key", ["torch", "compiler", "kernels", "llm-decode-harness"])
+def test_other_software_is_foreign(path: Path, monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    assert foreign(load_table(path), DEVICE, "BF16") == []
+    monkeypatch.setattr("harness.selection.software_versions", lambda: load_table(path).versions | {key: "other"})
+    with pytest.raises(ConfigError, match=f"{key} .*here other"):
+        load_fitting(path, DEVICE, "BF16", force=False)
+    with pytest.raises(ConfigError, match=key):
+        save_entries(path, [ENTRY], "m", "BF16", DEVICE)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda data: data["entries"][0].update(backend="cpu-gemv"), "fingerprint"),
+        (lambda data: data["entries"][0]["evidence"].update(call_s=1e-9), "fingerprint"),
+        (lambda data: data.update(fingerprint=""), "fingerprint"),
+        (lambda data: data["entries"][0].pop("backend"), "backend"),
+        (lambda data: data["entries"][0]["problem"].update(n=0), "greater than 0"),
+        (lambda data: data["entries"][0]["problem"].update(n=-8), "greater than 0"),
+        (lambda data: data.update(schema_version=2), "schema_version"),
+        (lambda data: data.update(extra=1), "extra"),
+    ],
+)
+def test_a_corrupt_table_is_refused(path: Path, change: object, what: str) -> None:
+    data = yaml.safe_load(path.read_text())
+    change(data)  # type: ignore[operator]
+    path.write_text(yaml.safe_dump(data))
+    with pytest.raises(ConfigError) as found:
+        load_table(path)
+    assert re.search(what, found.value.what)
+
+
+def test_half_a_file_and_none_are_refused(path: Path) -> None:
+    path.write_text(path.read_text()[:200])
+    with pytest.raises(ConfigError):
+        load_table(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        load_table(path.with_name("absent.yaml"))
+
+
+def test_a_folder_that_cannot_be_written_loses_nothing(path: Path) -> None:
+    (path.parent / "file").write_text("")
+    with pytest.raises(ConfigError):
+        save_entries(path.parent / "file" / "t.yaml", [ENTRY], "m", "BF16", DEVICE)

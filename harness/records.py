@@ -20,11 +20,12 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from harness.errors import ConfigError, HarnessError
 from harness.specs.ab import AbRecord
+from harness.specs.ab_run import AbRunRecord
 from harness.specs.base import Frozen
 from harness.specs.event import EVENT, Event
 from harness.specs.record import Failure, RunRecord
 
-Record = RunRecord | AbRecord
+Record = RunRecord | AbRecord | AbRunRecord
 Say = Callable[[str], None]
 _RECORD: TypeAdapter[Record] = TypeAdapter(Annotated[Record, Field(discriminator="kind")])
 RECORD, SAMPLES, LOG = "record.json", "samples.jsonl", "log.txt"

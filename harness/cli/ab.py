@@ -1,14 +1,16 @@
 """`harness ab linear`, `ab attention`, `ab linear-attention`."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Format, FormatOption, RunsDirOption, tell
+from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, tell
 
 if TYPE_CHECKING:
     from harness.specs.ab import AbRow
+    from harness.specs.ab_run import AbRunRecord, Agreement
 
 MAX_COUNT = 1 << 20
 
@@ -101,6 +103,61 @@ def linear_attention(
         "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
     _compare(settings, runs_dir, format, save)
+
+
+@app.command()
+def run(
+    a: Annotated[Path, typer.Argument(help="A run's YAML file: the baseline (presets: configs/runs/ab).")],
+    b: Annotated[Path, typer.Argument(help="Another that differs in one key of its engine.")],
+    set_: SetOption = None,
+    precision: Annotated[
+        float, typer.Option("--precision", min=1e-4, max=1.0, help="Rounds end when TPOT's ratio is known to so much.")
+    ] = 0.02,
+    blocks: Annotated[int, typer.Option("--blocks", min=2, help="Rounds, at least.")] = 5,
+    max_blocks: Annotated[int, typer.Option("--max-blocks", min=2, help="Rounds, at most.")] = 12,
+    runs_dir: RunsDirOption = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Whole requests by two variants of one engine, in one process, on the same weights; --set changes both."""
+    from harness.ab.whole_run import run_ab_run
+    from harness.cli.render import show_object
+    from harness.config_io import load_yaml_model
+    from harness.records import runs_dir as resolve
+    from harness.specs.ab_run import AbRunConfig
+    from harness.specs.run import RunConfig
+
+    sides = [load_yaml_model(path, RunConfig, set_ or ()) for path in (a, b)]
+    config = AbRunConfig(
+        a=sides[0], b=sides[1], precision=precision, min_blocks=blocks, max_blocks=max(blocks, max_blocks)
+    )
+    folder, record = run_ab_run(config, resolve(runs_dir), tell)
+    row = {**record.model_dump(mode="json"), "record": str(folder)}
+    show_object(row, format, [*ab_run_lines(record), ("record", str(folder))])
+
+
+def ab_run_lines(record: "AbRunRecord") -> list[tuple[str, str]]:
+    """What two variants came down to, as people read it."""
+    lines = [("differs", f"{record.difference.key}: a {record.difference.a!r}, b {record.difference.b!r}")]
+    for side in record.sides:
+        lines.append((side.side, f"TTFT {side.ttft_s * 1e3:.1f} ms, TPOT {side.tpot_s * 1e3:.3f} ms (medians)"))
+    for found in record.comparisons:
+        low, high = found.interval
+        what = f"a / b = {found.ratio:.3f} [{low:.3f}, {high:.3f}], {found.num_pairs} rounds: {found.shows}"
+        lines.append((found.figure.removesuffix("_s").upper(), what))
+    if record.agreement is not None:
+        lines.append(("answers", _agreement_text(record.agreement)))
+    return lines
+
+
+def _agreement_text(found: "Agreement") -> str:
+    same = f"{found.num_same} of {found.num_requests} the same"
+    if found.first_difference is not None:
+        same += f"; the first parts in round {found.first_difference[0] + 1} at token {found.first_difference[1] + 1}"
+    if found.logits_max_difference is not None and found.logits_max is not None:
+        same += (
+            f"; logits behind the prompt differ by {found.logits_max_difference:.3g} at most, of {found.logits_max:.3g}"
+        )
+    return same
 
 
 def _counts(option: str, text: str) -> tuple[int, ...]:

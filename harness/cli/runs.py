@@ -43,12 +43,13 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 @app.command()
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
-    from harness.cli.ab import ab_table
+    from harness.cli.ab import ab_run_lines, ab_table
     from harness.cli.bench import show_figures
     from harness.cli.render import show as show_rows
     from harness.cli.render import show_object
     from harness.records import find_run, load_record
     from harness.records import runs_dir as resolve
+    from harness.specs.ab_run import AbRunRecord
     from harness.specs.record import RunRecord
 
     folder = find_run(resolve(runs_dir), run)
@@ -56,6 +57,10 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
     lines: list[tuple[str, str]] = [("status", record.status)]
     if record.failure is not None:
         lines += [("failure", record.failure.what), ("mend", record.failure.mend)]
+    if isinstance(record, AbRunRecord):
+        lines += [*ab_run_lines(record), ("record", str(folder))]
+        show_object(record.model_dump(mode="json"), format, lines, title=record.run_id)
+        return
     if not isinstance(record, RunRecord):
         show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
         if format is Format.table and record.rows:

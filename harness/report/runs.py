@@ -1,6 +1,6 @@
 """Runs as rows: the list, the comparison, and the figures derived again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from harness.bench import derived_figures
 from harness.errors import ConfigError
 from harness.records import Record, list_runs, load_bench, load_events, write_record
+from harness.specs.base import flattened
 from harness.specs.record import RunRecord
 
 _COMPARED = (
@@ -43,7 +44,9 @@ def comparison_rows(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
         raise ConfigError("one run alone can't be compared", "name two or more (harness runs list)")
     figures = [_figures(record) for record in records]
     rows = [_across(records, key, [of.get(key) for of in figures]) for key in dict.fromkeys(chain(*figures))]
-    flat = [_flatten(record.model_dump(mode="json", include={"config", "device", "environment"})) for record in records]
+    flat = [
+        flattened(record.model_dump(mode="json", include={"config", "device", "environment"})) for record in records
+    ]
     keys = sorted({key for fields in flat for key in fields} - _ALWAYS_DIFFERENT)
     different = [key for key in keys if len({repr(fields.get(key)) for fields in flat}) > 1]
     return rows + [_across(records, key, [fields.get(key) for fields in flat]) for key in different]
@@ -60,7 +63,7 @@ def _figures(record: RunRecord) -> dict[str, Any]:
         for point in points
         for key, value in point.analysis.model_dump(mode="json", include=set(_COMPARED)).items()
     }
-    return rows | _flatten(
+    return rows | flattened(
         record.sweep.model_dump(mode="json", include={"ttft_fit", "split", "knee"}, exclude_none=True)
     )
 
@@ -70,13 +73,6 @@ _ALWAYS_DIFFERENT = {"environment.utc", "environment.load_average", "environment
 
 def _across(records: Sequence[RunRecord], key: str, values: Sequence[Any]) -> dict[str, Any]:
     return {"figure": key} | {record.run_id: value for record, value in zip(records, values, strict=True)}
-
-
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, inner in value.items():
-        flat |= _flatten(inner, f"{prefix}{key}.") if isinstance(inner, Mapping) else {prefix + key: inner}
-    return flat
 
 
 def recompute_run(folder: Path) -> RunRecord:

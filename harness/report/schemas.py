@@ -6,6 +6,7 @@ from pydantic import TypeAdapter
 
 from harness.errors import ConfigError
 from harness.specs.ab import AB_EVENT, AbRecord
+from harness.specs.ab_run import AbRequestEvent, AbRunRecord
 from harness.specs.device import DeviceSpec
 from harness.specs.event import EVENT
 from harness.specs.record import RunRecord
@@ -18,6 +19,8 @@ _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     "event": EVENT,
     "ab-record": TypeAdapter(AbRecord),
     "ab-event": AB_EVENT,
+    "ab-run-record": TypeAdapter(AbRunRecord),
+    "ab-request-event": TypeAdapter(AbRequestEvent),
     "device": TypeAdapter(DeviceSpec),
     "selection": TypeAdapter(SelectionTable),
 }

@@ -1,6 +1,7 @@
 """The base of everything that is written down."""
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -14,6 +15,14 @@ class Frozen(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, protected_namespaces=()
     )
+
+
+def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested keys with dots between: {"engine": {"fuse": True}} is {"engine.fuse": True}."""
+    flat: dict[str, Any] = {}
+    for key, inner in value.items():
+        flat |= flattened(inner, f"{prefix}{key}.") if isinstance(inner, Mapping) else {prefix + key: inner}
+    return flat
 
 
 Count = Annotated[int, Field(strict=True, ge=1, le=1 << 53)]

@@ -63,6 +63,8 @@ class NativeEngine(Frozen):
     """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
     fuse: bool = True
     """Query, key and value as one product, gate and up as one: fewer, larger reads."""
+    graph: bool = True
+    """GPU: the decode step is captured as one graph; without, the host launches each kernel. A CPU has no graph."""
     prefill_chunk: Count = 512
     """Prompt tokens a prefill step takes."""
 

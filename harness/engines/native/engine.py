@@ -36,10 +36,11 @@ class NativeDecoding:
 
     def __init__(
         self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel,
-        tokenizer: Tokenizer | None, load_s: float, notes: tuple[str, ...] = (),
+        tokenizer: Tokenizer | None, load_s: float, graph: bool = True, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._decoder, self._ops, self._executor = decoder, ops, executor
         self._model, self._tokenizer, self._load_s, self._notes = model, tokenizer, load_s, notes
+        self._has_graph = graph and executor.device.kind != "cpu"
         self._decodes: dict[int, Launch] = {}
         self._decode_launch(1)
         self._read_tokens = self._token_reader()
@@ -52,7 +53,7 @@ class NativeDecoding:
 
     def _launch_of(self, step: Step) -> Launch:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
-        if self._executor.device.kind == "cpu":
+        if not self._has_graph:
             return step.run
         with torch.cuda.stream(self._executor.stream):
             step.run()  # compilations and library handles happen outside the capture
@@ -138,6 +139,10 @@ class NativeDecoding:
             if collects:
                 gc.enable()
 
+    def last_logits(self) -> list[float]:
+        """Of the first request's last token."""
+        return [float(value) for value in self._decoder.logits[0].float().tolist()]
+
     def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
         """All linears of a decode step, one after another, beside probe readings: the step's own reads, nothing else.
 
@@ -220,7 +225,7 @@ class NativeDecoding:
             num_threads=pool.num_threads if pool else None,
             ops=self._ops.choices(),
             elementwise=self._decoder.workspace.elementwise.name,
-            graph=self._executor.device.kind != "cpu",
+            graph=self._has_graph,
             load_s=self._load_s,
             prepare_s=self._ops.prepare_s,
             notes=self._notes,

@@ -16,7 +16,7 @@ from harness.engines.native.engine import NativeDecoding
 from harness.engines.native.machine import free_memory_bytes, open_executor, open_probe, torch_device
 from harness.engines.native.ops import OpTable
 from harness.engines.native.runnable import check_runnable
-from harness.engines.native.weights import checkpoint_source, synthetic_source
+from harness.engines.native.weights import TensorSource, checkpoint_source, synthetic_source
 from harness.engines.native.workspace import Workspace
 from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
@@ -40,10 +40,11 @@ class NativeRig:
         self._config, self._engine_config, self._model = config, config.engine, model
         self._torch_device = torch_device(config.engine.device)
         check_runnable(model.spec, self._torch_device)  # before anything is measured
+        self._source: TensorSource | None = None
         self._executor = open_executor(self._torch_device, config.engine.threads)
         self.device = self._executor.device
         try:
-            self._table, self._foreign = self._selection()
+            self._selection(config.engine)
         except ConfigError:
             self._executor.close()
             raise
@@ -51,17 +52,15 @@ class NativeRig:
     def open_probe(self) -> Probe | None:
         return open_probe(self._config.probe, self._executor)
 
-    def open_engine(self) -> NativeDecoding:
-        engine, model, dtype = self._engine_config, self._model, self._dtype
+    def open_engine(self, variant: NativeEngine | None = None) -> NativeDecoding:
+        """variant: another way to do the same work; engines of one rig share their weights."""
+        engine, model, dtype = variant or self._engine_config, self._model, self._dtype
         max_context, batch = self._max_context(), self._config.largest_batch
         self._check_memory(dtype, max_context, batch)
         started = time.perf_counter()
-        if engine.weights == "synthetic":
-            source = synthetic_source(model.spec, dtype, self._torch_device, engine.seed)
-        else:
-            source = checkpoint_source(model, dtype, self._torch_device)
-        executor = self._executor
-        ops = OpTable(executor, engine, dtype, self._table)
+        source, executor = self._weights(), self._executor
+        table, differences = self._selection(engine)
+        ops = OpTable(executor, engine, dtype, table)
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
         # that the pool's would need, and a prompt of 64 tokens took 2.4 times as long (docs/lab-log.md).
         elementwise = choose_elementwise(engine.elementwise, Executor(self.device), dtype)
@@ -72,24 +71,29 @@ class NativeRig:
         )  # fmt: skip
         decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
-        return NativeDecoding(decoder, ops, executor, model, self._tokenizer(), load_s, self._notes())
+        return NativeDecoding(
+            decoder, ops, executor, model, self._tokenizer(), load_s, engine.graph, _notes(engine, differences)
+        )
 
     @property
     def _dtype(self) -> str:
         wanted = self._engine_config.dtype
         return CONFIG_DTYPES[wanted] if wanted else self._model.spec.dtype
 
-    def _selection(self) -> tuple[SelectionTable | None, list[str]]:
+    def _weights(self) -> TensorSource:
+        if self._source is None:
+            engine, model = self._engine_config, self._model
+            if engine.weights == "synthetic":
+                self._source = synthetic_source(model.spec, self._dtype, self._torch_device, engine.seed)
+            else:
+                self._source = checkpoint_source(model, self._dtype, self._torch_device)
+        return self._source
+
+    def _selection(self, engine: NativeEngine) -> tuple[SelectionTable | None, list[str]]:
         """The table of winners and how it is foreign; refused before anything is loaded or measured."""
-        engine = self._engine_config
         if engine.selection is None:
             return None, []
         return load_fitting(Path(engine.selection), self.device, self._dtype, engine.selection_force)
-
-    def _notes(self) -> tuple[str, ...]:
-        synthetic = "synthetic weights: the speed of the real ones, no meaning"
-        forced = f"{self._engine_config.selection} was forced, it is of {'; '.join(self._foreign)}"
-        return (*([synthetic] if self._engine_config.weights == "synthetic" else []), *([forced] * bool(self._foreign)))
 
     def _max_context(self) -> int:
         """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""
@@ -107,7 +111,8 @@ class NativeRig:
 
     def _check_memory(self, dtype: str, max_context: int, batch: int) -> None:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
-        weights = sum(tensor.num_elements for tensor in self._model.tensors) * dtype_bytes(dtype)
+        is_loaded = self._source is not None  # by the other engine of this rig
+        weights = 0 if is_loaded else sum(t.num_elements for t in self._model.tensors) * dtype_bytes(dtype)
         spec = self._model.spec
         cache = batch * sum(
             layer.mixer.kv_values * max_context * dtype_bytes(dtype) + layer.mixer.state_bytes(dtype_bytes(dtype))
@@ -136,3 +141,9 @@ class NativeRig:
 
     def close(self) -> None:
         self._executor.close()
+
+
+def _notes(engine: NativeEngine, differences: list[str]) -> tuple[str, ...]:
+    synthetic = "synthetic weights: the speed of the real ones, no meaning"
+    forced = f"{engine.selection} was forced, it is of {'; '.join(differences)}"
+    return (*([synthetic] if engine.weights == "synthetic" else []), *([forced] if differences else []))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -47,6 +47,8 @@ class TensorSource:
     """Name, type and shape as config.json makes them."""
     tied: bool
     """The output head is the embedding: because config.json says so, or because the checkpoint has no other."""
+    _made: dict[tuple[tuple[str, ...], torch.dtype], torch.Tensor] = field(default_factory=dict)
+    """Two engines of one source share their weights."""
 
     def has(self, name: str) -> bool:
         return name in self.shapes
@@ -62,7 +64,13 @@ class TensorSource:
         return Linear(weight, self._together(biases, dtype) if self.has(biases[0]) else None)
 
     def _together(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
-        """One allocation, each tensor in its rows."""
+        """One allocation, each tensor in its rows; the same one whenever it is asked for."""
+        key = tuple(names), dtype
+        if key not in self._made:
+            self._made[key] = self._loaded(names, dtype)
+        return self._made[key]
+
+    def _loaded(self, names: Sequence[str], dtype: torch.dtype) -> torch.Tensor:
         parts = [self.shapes[name] for name in names]
         rows = [part.shape[0] for part in parts]
         whole = empty((sum(rows), *parts[0].shape[1:]), dtype, self.device)

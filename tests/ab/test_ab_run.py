@@ -1,0 +1,161 @@
+"""Two variants of an engine: what may differ, what is compared, and that scripted truths come out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from harness.ab.whole_run import Answers, agreement, run_ab_run
+from harness.cli.main import app
+from harness.errors import ConfigError
+from harness.records import load_record
+from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord
+from harness.specs.run import RunConfig
+
+SCRIPTED = {
+    "name": "x", "model": "qwen3-0.6b", "engine": {"kind": "scripted", "step_noise_frac": 0.02},
+    "workload": {"input_tokens": 16, "output_tokens": 40},
+}  # fmt: skip
+
+
+def config(changes: dict[str, Any], base: dict[str, Any] = SCRIPTED, **limits: Any) -> AbRunConfig:
+    """a is the base, b the base with engine keys changed."""
+    b = base | {"engine": base["engine"] | changes, "name": "y"}
+    return AbRunConfig(a=RunConfig.model_validate(base), b=RunConfig.model_validate(b), **limits)
+
+
+def test_a_scripted_gain_is_found(tmp_path: Path) -> None:
+    base = SCRIPTED | {"engine": SCRIPTED["engine"] | {"util_frac": 0.5}}
+    folder, record = run_ab_run(config({"util_frac": 0.75}, base), tmp_path, lambda line: None)
+    assert record.status == "done"
+    tpot = next(found for found in record.comparisons if found.figure == "tpot_s")
+    assert tpot.ratio == pytest.approx(1.5, rel=0.03)
+    assert tpot.shows == "b is faster"
+    assert (record.difference.key, record.difference.a, record.difference.b) == ("engine.util_frac", 0.5, 0.75)
+    events = [AbRequestEvent.model_validate_json(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    assert [event.side for event in events[:6]] == ["a", "b", "b", "a", "a", "b"]
+    assert len(events) == 2 * tpot.num_pairs
+    assert load_record(folder) == record
+
+
+def test_equals_show_no_difference(tmp_path: Path) -> None:
+    """Whether it explains itself changes nothing of an engine's speed."""
+    _, record = run_ab_run(config({"explains": False}), tmp_path, lambda line: None)
+    assert {found.shows for found in record.comparisons} == {"no difference shown"}
+
+
+def test_rounds_end_when_the_ratio_is_precise(tmp_path: Path) -> None:
+    def rounds(precision: float) -> int:
+        limits = {"min_blocks": 3, "max_blocks": 7, "precision": precision}
+        _, record = run_ab_run(config({"step_noise_frac": 0.3}, **limits), tmp_path, lambda line: None)
+        return record.comparisons[0].num_pairs
+
+    assert rounds(10.0) == 3
+    assert rounds(1e-9) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({}, "in nothing"),
+        ({"util_frac": 0.9, "gap_s": 1e-3}, "in 2 keys: engine.util_frac: 0.8 and 0.9; engine.gap_s"),
+        ({"seed": 1}, "not do the same work: engine.seed"),
+    ],
+)
+def test_what_is_no_single_question_is_refused(tmp_path: Path, changes: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        run_ab_run(config(changes), tmp_path / "runs", lambda line: None)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_another_workload_is_refused(tmp_path: Path) -> None:
+    other = SCRIPTED | {"workload": {"input_tokens": 17, "output_tokens": 40}}
+    both = AbRunConfig(a=RunConfig.model_validate(SCRIPTED), b=RunConfig.model_validate(other))
+    with pytest.raises(ConfigError, match=r"workload\.input_tokens: 16 and 17"):
+        run_ab_run(both, tmp_path, lambda line: None)
+
+
+def answers(*tokens: list[int], logits: list[float] | None = None) -> Answers:
+    return Answers(engine=None, tokens=list(tokens), logits=[logits] * len(tokens))  # type: ignore[arg-type]
+
+
+def test_answers_that_part_say_where() -> None:
+    found = agreement(
+        answers([1, 2, 3], [4, 5, 6], logits=[1.0, -3.0]), answers([1, 2, 3], [4, 9, 6], logits=[1.5, -3.0])
+    )
+    assert (found.num_requests, found.num_same, found.first_difference) == (2, 1, (1, 1))
+    assert (found.logits_max_difference, found.logits_max) == (0.5, 3.0)
+    assert agreement(answers([1, 2]), answers([1, 2, 3])).first_difference == (0, 2), "one stopped earlier"
+    assert agreement(answers([1]), answers([1])).logits_max_difference is None
+
+
+def write(path: Path, data: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(data))
+    return str(path)
+
+
+def test_the_command_and_its_record(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.yaml", SCRIPTED)
+    b = write(tmp_path / "b.yaml", SCRIPTED | {"engine": SCRIPTED["engine"] | {"util_frac": 0.6}})
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, ["ab", "run", a, b, *runs])
+    assert result.exit_code == 0, result.output
+    assert "engine.util_frac: a 0.8, b 0.6" in result.stdout
+    assert "b is slower" in result.stdout
+    as_json = CliRunner().invoke(
+        app, ["ab", "run", a, b, *runs, "--set", "workload.output_tokens=50", "--format", "json"]
+    )
+    assert json.loads(as_json.stdout)["config"]["b"]["workload"]["output_tokens"] == 50
+    shown = CliRunner().invoke(app, ["runs", "show", Path(json.loads(as_json.stdout)["record"]).name, *runs])
+    assert "b is slower" in shown.stdout
+    same = CliRunner().invoke(app, ["ab", "run", a, a, *runs])
+    assert (same.exit_code, len(same.stderr.strip().splitlines())) == (2, 2)
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_native_variants_share_their_weights_and_say_the_same(tmp_path: Path, small: None) -> None:
+    torch = pytest.importorskip("torch")
+    from conftest import HF  # the same tiny model
+
+    path = tmp_path / "tiny" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(HF | {"dtype": "float32", "model_type": "llama", "rope_theta": 1e4}))
+    base = {
+        "name": "x", "model": str(path),
+        "engine": {"kind": "native", "weights": "synthetic", "device": "cpu", "fuse": False},
+        "workload": {"input_tokens": 6, "output_tokens": 5},
+    }  # fmt: skip
+    limits = {"min_blocks": 2, "max_blocks": 2}
+    _, record = run_ab_run(config({"linear": "torch"}, base, **limits), tmp_path / "runs", lambda line: None)
+    assert isinstance(record, AbRunRecord)
+    assert record.agreement is not None
+    assert record.agreement.num_same == 2
+    assert 0 < (record.agreement.logits_max_difference or 0) < 1e-4 * (record.agreement.logits_max or 0)
+    backends = [
+        {row.backend for row in side.engine.ops if row.op == "linear" and row.phase == "decode"}
+        for side in record.sides
+    ]
+    assert backends[1] == {"torch"} and backends[0] != {"torch"}
+    assert torch is not None
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        "attention-torch attention-ours",
+        "prefill-whole prefill-chunked",
+        "products-apart products-fused",
+        "graph-off graph-on",
+    ],
+)
+def test_presets_ask_one_question(pair: str) -> None:
+    from harness.config_io import load_yaml_model
+    from harness.resources import config_folders
+
+    folder = config_folders("runs")[-1] / "ab"
+    a, b = (load_yaml_model(folder / f"{name}.yaml", RunConfig) for name in pair.split())
+    assert AbRunConfig(a=a, b=b).difference().key.startswith("engine.")

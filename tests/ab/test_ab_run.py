@@ -105,9 +105,8 @@ def test_the_command_and_its_record(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "engine.util_frac: a 0.8, b 0.6" in result.stdout
     assert "b is slower" in result.stdout
-    as_json = CliRunner().invoke(
-        app, ["ab", "run", a, b, *runs, "--set", "workload.output_tokens=50", "--format", "json"]
-    )
+    more = ["--set", "workload.output_tokens=50", "--format", "json"]
+    as_json = CliRunner().invoke(app, ["ab", "run", a, b, *runs, *more])
     assert json.loads(as_json.stdout)["config"]["b"]["workload"]["output_tokens"] == 50
     shown = CliRunner().invoke(app, ["runs", "show", Path(json.loads(as_json.stdout)["record"]).name, *runs])
     assert "b is slower" in shown.stdout
@@ -118,9 +117,6 @@ def test_the_command_and_its_record(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.compiler
 def test_native_variants_share_their_weights_and_say_the_same(tmp_path: Path, small: None) -> None:
-    torch = pytest.importorskip("torch")
-    from conftest import HF  # the same tiny model
-
     path = tmp_path / "tiny" / "config.json"
     path.parent.mkdir()
     path.write_text(json.dumps(HF | {"dtype": "float32", "model_type": "llama", "rope_theta": 1e4}))
@@ -135,12 +131,9 @@ def test_native_variants_share_their_weights_and_say_the_same(tmp_path: Path, sm
     assert record.agreement is not None
     assert record.agreement.num_same == 2
     assert 0 < (record.agreement.logits_max_difference or 0) < 1e-4 * (record.agreement.logits_max or 0)
-    backends = [
-        {row.backend for row in side.engine.ops if row.op == "linear" and row.phase == "decode"}
-        for side in record.sides
-    ]
-    assert backends[1] == {"torch"} and backends[0] != {"torch"}
-    assert torch is not None
+    ops = [[row for row in side.engine.ops if (row.op, row.phase) == ("linear", "decode")] for side in record.sides]
+    assert {row.backend for row in ops[1]} == {"torch"}
+    assert {row.backend for row in ops[0]} != {"torch"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny_ab import HF
 from typer.testing import CliRunner
 
 from harness.ab.whole_run import Answers, agreement, run_ab_run

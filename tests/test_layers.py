@@ -46,6 +46,7 @@ LAYER = {
     "harness.kernel_reference": 1,
     "harness.selection": 1,
     "harness.cpu_pool": 1,
+    "harness.triton_kernels": 1,
     "harness.devices": 1,
     "harness.gguf_import": 1,
     "harness.backends": 2,

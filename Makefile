@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh Linux machine: `make demo` and `make test`. `make help` lists the rest.
 # Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)
-# WITH="reference model": more test parts: transformers as the reference; the real model's checkpoint
+# WITH="reference model triton": more test parts: transformers as the reference; the real model's checkpoint; Triton's
+# compiler and interpreter
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -11,7 +12,7 @@ HARNESS := $(BIN)/harness
 comma := ,
 empty :=
 space := $(empty) $(empty)
-EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference,$(WITH))))
+EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton,$(WITH))))
 
 .PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers clean
 
@@ -37,7 +38,7 @@ demo: install model  ## the main job on this machine's CPU: probe, two decodes j
 	$(HARNESS) ab linear --model qwen3-0.6b --max-blocks 8 || [ $$? -eq 4 ]
 	$(HARNESS) runs list
 
-test: lint types tests  ## lint, types and the whole core suite; WITH="reference" adds parts
+test: lint types tests  ## lint, types and the whole core suite; WITH="reference triton" adds parts
 
 lint: install  ## ruff, check and format
 	$(BIN)/ruff check .
@@ -48,6 +49,7 @@ types: install  ## mypy --strict on harness/
 
 tests: install $(filter model,$(WITH))  ## pytest alone
 	$(BIN)/pytest
+	$(if $(filter triton,$(WITH)),TRITON_INTERPRET=1 $(BIN)/pytest tests/triton_kernels/numerics)
 
 bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs
 	$(BIN)/python benchmarks/verdict_truth.py

@@ -1,0 +1,125 @@
+"""Launches at the shapes of a real model, bound to tensors without memory, and what each kernel has to stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+Launch = Callable[[], None]
+
+
+class Case(NamedTuple):
+    launch: Launch
+    streams: dict[str, int]
+    """Kernel: bytes that one trip of its loop asks for, which have to come in loads of 128 bits."""
+
+
+def empty(*shape: int, dtype: str = "bfloat16"):
+    import torch
+
+    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+
+
+def read(kernels) -> Case:
+    config = kernels.CONFIGS[1]
+    launch = kernels.bind_read(empty(2**27, dtype="int64"), empty(1, dtype="int64"), config)
+    return Case(launch, {"sum_words": config.block_words * 8})
+
+
+def copy(kernels) -> Case:
+    config, words = kernels.CONFIGS[1], empty(2**27, dtype="int64")
+    return Case(kernels.bind_copy(words, words, config), {"copy_words": config.block_words * 8})
+
+
+def write(kernels) -> Case:
+    return Case(kernels.bind_write(empty(2**27, dtype="int64"), 5, kernels.CONFIGS[1]), {})
+
+
+def gemv(kernels, m: int, index: int, *, k: int = 5120, dtype: str = "bfloat16", bias: bool = False) -> Case:
+    config, n = kernels.CONFIGS[index], 34816
+    x, weight, out = empty(m, k, dtype=dtype), empty(n, k, dtype=dtype), empty(m, n, dtype=dtype)
+    launch = kernels.bind_gemv(x, weight, empty(n, dtype=dtype) if bias else None, out, config)
+    return Case(launch, {"gemv": config.block_n * config.block_k * x.element_size()})
+
+
+def decode(kernels, group: int, head_dim: int, index: int, *, paged: bool = False, dtype: str = "bfloat16") -> Case:
+    config, kv_heads = kernels.CONFIGS[index], 8
+    q, context = empty(1, kv_heads * group, head_dim, dtype=dtype), empty(1, dtype="int64")
+    if paged:
+        cache, table = empty(2048, 16, kv_heads, head_dim, dtype=dtype), empty(1, 2048, dtype="int32")
+        launch = kernels.bind_paged(q, cache, cache, table, context, q, config)
+    else:
+        cache = empty(1, kv_heads, 32768, head_dim, dtype=dtype)
+        launch = kernels.bind_contiguous(q, cache, cache, context, q, config)
+    return Case(launch, {"attend": 2 * config.block * head_dim * q.element_size()})
+
+
+def prefill(kernels, head_dim: int, index: int, *, dtype: str = "bfloat16") -> Case:
+    config, q = kernels.CONFIGS[index], empty(512, 32, head_dim, dtype=dtype)
+    cache = empty(8, 32768, head_dim, dtype=dtype)
+    launch = kernels.bind_prefill(q, cache, cache, empty(1, dtype="int64"), q, config)
+    return Case(launch, {"attend": 2 * config.block_keys * head_dim * q.element_size()})
+
+
+def delta(kernels, m: int, index: int, *, dtype: str = "bfloat16") -> Case:
+    key_heads, heads, dim, taps, config = 16, 32, 128, 4, kernels.CONFIGS[index]
+    channels = (2 * key_heads + heads) * dim
+    inputs = kernels.Inputs(*(empty(m, size, dtype=dtype) for size in (channels, heads * dim, heads, heads)))
+    biases = (empty(heads, dtype="float32") for _ in range(2))
+    weights = kernels.Weights(empty(channels, taps, dtype=dtype), *biases, empty(dim, dtype=dtype), 1e-6)
+    state = kernels.State(empty(taps - 1, channels, dtype=dtype), empty(heads, dim, dim, dtype="float32"))
+    bind = kernels.bind_decode if m == 1 else kernels.bind_prefill
+    launch = bind(inputs, weights, state, empty(m, heads * dim, dtype=dtype), key_heads, config)
+    state_bytes = dim * config.block_v * 4
+    return Case(launch, {"step": state_bytes, "chunks": state_bytes})
+
+
+def elementwise(kernels, *, dtype: str = "bfloat16") -> Case:
+    config = kernels.CONFIGS[2]
+    x, wide, weight = empty(1, 4096, dtype=dtype), empty(1, 12288, dtype=dtype), empty(128, dtype=dtype)
+    q, k = empty(1, 32, 128, dtype=dtype), empty(1, 8, 128, dtype=dtype)
+    angles, cache = empty(32768, 64, dtype="float32"), empty(8, 32768, 128, dtype=dtype)
+    launches = (
+        kernels.bind_rmsnorm(x, x[0], 1e-6, True, x, config),
+        kernels.bind_add_rmsnorm(x, x, x[0], 1e-6, False, x, config),
+        kernels.bind_silu_mul(wide, wide, wide, config),
+        kernels.bind_sigmoid_mul(q, q, config),
+        kernels.bind_qk_norm_rope_cache(
+            q, k, k, weight, weight, 1e-6, False, angles, angles, empty(1, dtype="int64"), q, cache, cache, config
+        ),
+    )
+
+    def launch() -> None:
+        for each in launches:
+            each()
+
+    return Case(launch, {})
+
+
+ALL = frozenset({"sm_80", "sm_90", "gfx906", "gfx90a", "gfx942"})
+PLAIN = frozenset({"gfx906"})
+"""Without matrix cores: there tl.dot multiplies from registers, and only its smallest tiles fit."""
+
+# Every kernel at the main shape in bf16, and one more type or shape. A tuning space is wider: what does not fit a card
+# is slow there, and loses.
+CASES: dict[str, tuple[str, Callable[..., Case], frozenset[str]]] = {
+    "read": ("read_probe", read, ALL),
+    "copy": ("read_probe", copy, ALL),
+    "write": ("read_probe", write, ALL),
+    "gemv one row": ("gemv", lambda kernels: gemv(kernels, 1, 1), ALL),
+    "gemv eight rows": ("gemv", lambda kernels: gemv(kernels, 8, 0, bias=True), ALL),
+    "gemv fp32 split": ("gemv", lambda kernels: gemv(kernels, 2, 9, dtype="float32", bias=True), ALL),
+    "decode": ("decode_attention", lambda kernels: decode(kernels, 4, 128, 2), ALL - PLAIN),
+    "decode paged": ("decode_attention", lambda kernels: decode(kernels, 4, 128, 2, paged=True), ALL - PLAIN),
+    "decode plain": ("decode_attention", lambda kernels: decode(kernels, 4, 128, 0), PLAIN),
+    "decode paged plain": ("decode_attention", lambda kernels: decode(kernels, 4, 128, 0, paged=True), PLAIN),
+    "decode one head a key": ("decode_attention", lambda kernels: decode(kernels, 1, 96, 1, dtype="float16"), ALL),
+    "prefill": ("prefill_attention", lambda kernels: prefill(kernels, 128, 4), ALL - PLAIN),
+    "prefill fp16": ("prefill_attention", lambda kernels: prefill(kernels, 64, 4, dtype="float16"), ALL - PLAIN),
+    "prefill plain": ("prefill_attention", lambda kernels: prefill(kernels, 128, 0), PLAIN),
+    "delta rule step": ("gated_delta_rule", lambda kernels: delta(kernels, 1, 2), ALL),
+    "delta rule chunks": ("gated_delta_rule", lambda kernels: delta(kernels, 512, 1), ALL - PLAIN),
+    "delta rule chunks plain": ("gated_delta_rule", lambda kernels: delta(kernels, 512, 0), PLAIN),
+    "elementwise": ("elementwise", elementwise, ALL),
+    "elementwise fp32": ("elementwise", lambda kernels: elementwise(kernels, dtype="float32"), ALL),
+}

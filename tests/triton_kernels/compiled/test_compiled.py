@@ -1,0 +1,74 @@
+"""Every Triton kernel compiles for each kind of card, without spills, and streams in loads of 128 bits."""
+
+import pytest
+from cases import CASES, Case, empty, gemv
+from offline import TARGETS, calls_of, compile_for
+
+# gfx906 multiplies without matrix cores, and LLVM wants a whole row and column of 128 in registers for that.
+ALLOWED_SPILLS = {("chunks", "gfx906"): 80}
+
+
+def check(case: Case, target: str) -> None:
+    calls = calls_of(case.launch)
+    assert calls, "nothing was launched"
+    for call in calls:
+        name = call.kernel.__name__
+        compiled = compile_for(call, target)
+        allowed = ALLOWED_SPILLS.get((name, target), 0)
+        assert compiled.spilled <= allowed, f"{name} spills {compiled.spilled} on {target}"
+        wanted = case.streams.get(name, 0) // (16 * compiled.lanes)
+        assert compiled.wide_loads >= wanted, f"{name} has {compiled.wide_loads} of {wanted} wide loads on {target}"
+
+
+@pytest.mark.parametrize(
+    "name, target", [(name, target) for name, case in CASES.items() for target in TARGETS if target in case[2]]
+)
+def test_it_compiles_without_spills_and_with_wide_loads(name, target):
+    from harness.triton_kernels import load_triton
+
+    op, make, _ = CASES[name]
+    check(make(load_triton(op)), target)
+
+
+def test_every_kernel_is_in_a_case():
+    """A helper that a kernel calls is part of it: only what is launched has a grid."""
+    from triton.runtime.jit import JITFunction
+
+    from harness.triton_kernels import load_triton
+
+    for op in {op for op, _, _ in CASES.values()}:
+        module = load_triton(op)
+        cases = [make(module) for case_op, make, _ in CASES.values() if case_op == op]
+        launched = {call.kernel.__name__ for case in cases for call in calls_of(case.launch)}
+        kernels = {name for name, value in vars(module).items() if isinstance(value, JITFunction)}
+        assert launched == kernels - HELPERS.get(op, set())
+
+
+HELPERS = {
+    "decode_attention": {"scores_of", "weighted_sum"},
+    "elementwise": {"scaled", "normed_and_turned"},
+    "gated_delta_rule": {
+        "inputs_at", "remember", "log_decay", "betas", "units", "chunk_of", "decays_between",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_planted_narrow_load_shows(target):
+    """A row stride that is no multiple of 16 leaves the weight's addresses unaligned."""
+    from harness.triton_kernels import load_triton
+
+    with pytest.raises(AssertionError, match="wide loads"):
+        check(gemv(load_triton("gemv"), 1, 1, k=5121), target)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_planted_spill_shows(target):
+    """Eight rows of x on a tile of 64 weights a lane (128 of 32 lanes) are 512 accumulators and more."""
+    from harness.triton_kernels import load_triton
+
+    kernels = load_triton("gemv")
+    config = kernels.Config(16, 1024, 1, 4, ".cg")
+    launch = kernels.bind_gemv(empty(8, 5120), empty(34816, 5120), None, empty(8, 34816), config)
+    with pytest.raises(AssertionError, match="gemv spills"):
+        check(Case(launch, {}), target)

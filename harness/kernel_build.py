@@ -45,9 +45,12 @@ def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     Raises UnavailableError without a compiler, when the source does not compile, and when the cache can't be
     used.
     """
-    compiler = find_compiler()
-    flags = (*FLAGS, *extra_flags)
-    library = cache_dir() / "kernels" / f"{source.parent.name}-{_digest(source, compiler, flags)}.so"
+    return build_and_load(source, find_compiler(), (*FLAGS, *extra_flags), *cpu_flags())
+
+
+def build_and_load(source: Path, compiler: list[str], flags: tuple[str, ...], *target: str) -> ctypes.CDLL:
+    """The library that this command makes of a source, built where the cache has none. target: what else decides it."""
+    library = cache_dir() / "kernels" / f"{source.parent.name}-{_digest(source, compiler, flags, target)}.so"
     if not library.is_file():
         _build(source, compiler, flags, library)
     try:
@@ -61,18 +64,25 @@ def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 def find_compiler() -> list[str]:
     """The C++ compiler's command: $CXX (with its arguments), else g++, c++ or clang++ on the PATH."""
+    names = ("g++", "c++", "clang++")
+    return find_command("CXX", names, "no C++ compiler is on the PATH", "install g++ (apt install g++), or set CXX")
+
+
+def find_command(variable: str, names: tuple[str, ...], what: str, mend: str) -> list[str]:
+    """The command in an environment variable (with its arguments), else the first of these names or paths there is."""
     try:
-        wanted = shlex.split(os.environ.get("CXX", ""))
+        wanted = shlex.split(os.environ.get(variable, ""))
     except ValueError as fault:
-        raise UnavailableError(f"CXX is not a command: {fault}", "mend its quotes, or unset it") from None
+        raise UnavailableError(f"{variable} is not a command: {fault}", "mend its quotes, or unset it") from None
     if wanted:
         if shutil.which(wanted[0]) is None:
-            raise UnavailableError(f"CXX names {wanted[0]!r}, which is not on the PATH", "unset CXX, or install it")
+            missing = f"{variable} names {wanted[0]!r}, which is not on the PATH"
+            raise UnavailableError(missing, f"unset {variable}, or install it")
         return wanted
-    for name in ("g++", "c++", "clang++"):
+    for name in names:
         if shutil.which(name):
             return [name]
-    raise UnavailableError("no C++ compiler is on the PATH", "install g++ (apt install g++), or set CXX")
+    raise UnavailableError(what, mend)
 
 
 def compiler_version() -> str:
@@ -82,18 +92,18 @@ def compiler_version() -> str:
 
 @functools.cache
 def _compiler_version(command: tuple[str, ...]) -> str:
-    """First line of `--version`; empty for a compiler that does not know the flag."""
+    """What `--version` says, nvcc only in its last lines; empty for a compiler that does not know the flag."""
     result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
-    return result.stdout.partition("\n")[0]
+    return result.stdout
 
 
-def _digest(source: Path, compiler: list[str], flags: tuple[str, ...]) -> str:
-    """Hash of all that decides the library's code; -march=native makes the CPU's flags part of that."""
+def _digest(source: Path, compiler: list[str], flags: tuple[str, ...], target: tuple[str, ...]) -> str:
+    """Hash of all that decides the library's code; -march=native makes the CPU's flags (`target`) part of that."""
     digest = hashlib.sha256()
     for path in _with_headers(source):
         digest.update(path.read_bytes() + b"\0")
     command = (*compiler, *flags)
-    digest.update("\0".join((*command, _compiler_version(tuple(compiler)), *cpu_flags())).encode())
+    digest.update("\0".join((*command, _compiler_version(tuple(compiler)), *target)).encode())
     return digest.hexdigest()[:20]
 
 

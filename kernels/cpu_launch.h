@@ -5,10 +5,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <utility>
 
 #include "cpu_pool.h"
+#include "slots.h"
 
 // [0, count) in contiguous shares, one a thread: a thread's memory is one long run for the prefetchers. Shares differ by
 // one at most and none is empty: where there is less work than threads, the last threads have no share.
@@ -82,28 +81,3 @@ void for_each_piece(cpu_pool* pool, int64_t count, int64_t grain, Body body) {
   };
   cpu_pool_run(pool, task, &launch);
 }
-
-// ctypes takes some 50 ns an argument: 1 us for a kernel of twenty, some hundred times a decode step. So the arguments,
-// which do not change from step to step, are written once into slots of 8 bytes, and a launch passes their address.
-template <class T>
-T from_slot(uint64_t slot) {
-  static_assert(sizeof(T) == sizeof slot, "a kernel's arguments are pointers, int64_t and double");
-  T value;
-  memcpy(&value, &slot, sizeof value);
-  return value;
-}
-
-template <class... Arguments, size_t... I>
-void call_with_slots(void (*kernel)(Arguments...), const uint64_t* slots, std::index_sequence<I...>) {
-  kernel(from_slot<Arguments>(slots[I])...);
-}
-
-template <class... Arguments>
-void call_with_slots(void (*kernel)(Arguments...), const uint64_t* slots) {
-  call_with_slots(kernel, slots, std::index_sequence_for<Arguments...>{});
-}
-
-// EXPORT_KERNEL(name, function) exports a function of pointers, sizes and a pool as `name(slots)`. Variadic, since the
-// function may have template arguments with commas between.
-#define EXPORT_KERNEL(name, ...) \
-  extern "C" void name(const uint64_t* slots) { call_with_slots(__VA_ARGS__, slots); }

@@ -39,7 +39,7 @@ def bind_kernel(
 
     arguments are the kernel's, in its order and without the pool, which comes last: a tensor stands for its
     address, a float for a C double, None for a null pointer. They go into 8-byte slots once
-    (kernels/cpu_launch.h), so that a launch passes one pointer: 0.2 us, where a call with twenty arguments
+    (kernels/slots.h), so that a launch passes one pointer: 0.2 us, where a call with twenty arguments
     takes 1 to 2 us. The launch keeps the tensors alive; their shapes and types are the caller's to check.
     """
     arguments = (*arguments, None if executor.pool is None else executor.pool.handle)

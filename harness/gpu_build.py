@@ -17,7 +17,7 @@ HOST = "host"
 _FLAGS = {
     "cuda": ("-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC,-Wall,-Wextra"),
     "hip": ("-x", "hip", "-std=c++17", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"),
-    HOST: ("-x", "c++", "-std=c++17", "-O2", "-shared", "-fPIC", "-Wall", "-Wextra"),
+    HOST: ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra"),
 }
 
 

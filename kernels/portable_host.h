@@ -100,9 +100,10 @@ inline int run_lanes(Block& b) {
       if (!b.lanes[b.lane].done) swapcontext(&b.scheduler, &b.lanes[b.lane].context);
     }
   }
+  if (b.error != 0) return b.error;
   for (const Lane& lane : b.lanes)
     if (!lane.done) return kDeadlock;
-  return b.error;
+  return 0;
 }
 
 inline int run_block(Block& b, size_t shared_bytes) {
@@ -172,7 +173,7 @@ DEVICE uint16_t float_to_half(float value) {
   if (magnitude >= 65520.0f) return sign | 0x7c00;  // halfway beyond the largest, 65504
   int exponent;
   std::frexp(magnitude, &exponent);  // magnitude < 2^exponent
-  const int unit = exponent < -13 ? -24 : exponent - 11;  // log2 of the last bit's worth
+  const int unit = magnitude < 0x1p-14f ? -24 : exponent - 11;  // log2 of the last bit's worth
   const auto fraction = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));  // ties to even
   return sign | static_cast<uint16_t>(((unit + 24) << 10) + fraction);  // a normal number's leading one counts as 1 << 10
 }

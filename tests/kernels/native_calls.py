@@ -11,7 +11,8 @@ class Kernels:
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
 
-    def __call__(self, name: str, *arguments: "np.ndarray | Guarded | int | float | None") -> None:
+    def __call__(self, name: str, *arguments: "np.ndarray | Guarded | int | float | None") -> int:
+        """The kernel's result; one that returns nothing leaves no meaning in it."""
         slots = np.zeros(len(arguments), dtype=np.uint64)
         for i, argument in enumerate(arguments):
             if isinstance(argument, float):
@@ -21,7 +22,7 @@ class Kernels:
             elif argument is not None:
                 array = argument.values if isinstance(argument, Guarded) else argument
                 slots[i] = array.ctypes.data
-        getattr(self._library, name)(slots.ctypes.data_as(ctypes.c_void_p))
+        return getattr(self._library, name)(slots.ctypes.data_as(ctypes.c_void_p))
 
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
@@ -35,8 +36,10 @@ def from_bf16(bits: np.ndarray) -> np.ndarray:
 
 
 def stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Values as a kernel of type bf16 or f32 takes them: aligned nowhere in particular."""
-    return to_bf16(values) if dtype == "bf16" else np.asarray(values, dtype=np.float32)
+    """Values as a kernel of type bf16, f16 or f32 takes them: aligned nowhere in particular."""
+    return (
+        to_bf16(values) if dtype == "bf16" else np.asarray(values, dtype={"f16": np.float16, "f32": np.float32}[dtype])
+    )
 
 
 def exact(array: np.ndarray) -> np.ndarray:
@@ -50,15 +53,17 @@ class Guarded:
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self._guard = 64
         size = int(np.prod(shape))
-        nan = {"bf16": np.uint16(0x7FC0), "f32": np.float32(np.nan), "i64": np.int64(-1)}[dtype]
-        self._all = np.full(size + 2 * self._guard, nan)
-        self.values = self._all[self._guard : self._guard + size].reshape(shape)
-        self._untouched = self._all.copy()
+        nan = {"bf16": np.uint16(0x7FC0), "f16": np.float16(np.nan), "f32": np.float32(np.nan), "i64": np.int64(-1)}[
+            dtype
+        ]
+        self.all = np.full(size + 2 * self._guard, nan)
+        self.values = self.all[self._guard : self._guard + size].reshape(shape)
+        self._untouched = self.all.copy()
 
     def result(self) -> np.ndarray:
         """The values in float64, after a look at the guards."""
         for part in (slice(None, self._guard), slice(-self._guard, None)):
-            assert self._all[part].tobytes() == self._untouched[part].tobytes(), "written outside the output"
+            assert self.all[part].tobytes() == self._untouched[part].tobytes(), "written outside the output"
         return exact(self.values)
 
 

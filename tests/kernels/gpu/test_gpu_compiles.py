@@ -1,0 +1,154 @@
+"""Each gpu.cu compiles for CUDA and HIP, keeps its values in registers and reads memory 128 bits a lane: from the assembly."""
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UnavailableError
+from harness.gpu_build import compile_command, load_gpu_kernel, platform_of, wave_widths
+from harness.kernel_build import kernel_source
+from harness.resources import kernels_dir
+
+TARGETS = ("sm_80", "sm_90", "gfx906", "gfx90a")
+# The kernels that read weights, caches or the probe's buffer. gemv_ragged reads x by elements.
+READERS = {"read_probe": "read_packs", "gemv": "gemv_rows", "decode_attention": "attend_split", "gated_delta_rule": ""}
+WIDE = {"cuda": r"ld\.global[.\w:]*\.v4", "hip": r"(?:global|flat|buffer)_load_dwordx4"}
+ANY = {"cuda": r"ld\.global", "hip": r"(?:global|flat|buffer)_load_"}
+SPILL = {"cuda": r"(\d+) bytes spill", "hip": r"\.(?:vgpr_spill_count|private_segment_fixed_size): *(\d+)"}
+KERNEL_BODY = {"cuda": r"\.entry (\w+)\((.*?)\n}", "hip": r"\n(_Z\w+):(.*?)\n\.Lfunc_end"}
+
+
+def command_of(target: str) -> list[str]:
+    try:
+        command, flags = compile_command(target)
+    except UnavailableError as error:
+        pytest.skip(error.what)
+    return [*command, *(flag for flag in flags if flag != "-shared"), f"-I{kernels_dir()}"]
+
+
+def assembly(source: Path, target: str, folder: Path) -> str:
+    """PTX or amdgcn text with what the compiler says of registers."""
+    if platform_of(target) == "cuda":
+        how = ["-cubin", "-Xptxas", "-v", "-Werror", "all-warnings", "--keep", "--keep-dir", str(folder)]
+    else:
+        how = ["--cuda-device-only", "-S", "-Werror", "-Wno-unused-command-line-argument"]
+    command = [*command_of(target), *how, str(source), "-o", str(folder / "out")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    text = folder / ("gpu.ptx" if platform_of(target) == "cuda" else "out")
+    return text.read_text() + result.stderr + result.stdout
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("assembly")
+
+    @functools.cache
+    def compile_once(op: str, target: str) -> str:
+        into = folder / f"{op}-{target}"
+        into.mkdir()
+        return assembly(kernel_source(op, "gpu.cu"), target, into)
+
+    return compile_once
+
+
+def spilled(text: str, platform: str) -> list[int]:
+    found = [int(count) for count in re.findall(SPILL[platform], text)]
+    assert found, "the compiler says nothing of spills"
+    return found
+
+
+def loads(text: str, platform: str, kernel: str) -> dict[str, Counter]:
+    """128-bit and narrower loads of global memory in each instance of a kernel."""
+    found = {}
+    for name, body in re.findall(KERNEL_BODY[platform], text, re.DOTALL):
+        if kernel in name:
+            wide = len(re.findall(WIDE[platform], body))
+            found[name] = Counter(wide=wide, narrow=len(re.findall(ANY[platform], body)) - wide)
+    assert found, f"no kernel is called {kernel}"
+    return found
+
+
+def narrow_readers(text: str, platform: str, kernel: str) -> list[str]:
+    """Instances whose loads are not mostly of 128 bits: biases, tables and the like are few."""
+    return [name for name, count in loads(text, platform, kernel).items() if count["wide"] <= count["narrow"]]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("op", READERS)
+def test_values_stay_in_registers_and_loads_are_wide(compiled, op, target):
+    text, platform = compiled(op, target), platform_of(target)
+    assert not any(spilled(text, platform))
+    if READERS[op]:
+        assert narrow_readers(text, platform, READERS[op]) == []
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx906"])
+def test_a_reader_by_words_is_found(tmp_path, target):
+    shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    header = tmp_path / "kernels/portable_device.h"
+    by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
+    header.write_text(
+        re.sub(r"(DEVICE Pack load_pack\w*\(const void\* from\) \{).*", rf"\1 {by_words}", header.read_text())
+    )
+    text = assembly(tmp_path / "kernels/read_probe/gpu.cu", target, tmp_path)
+    assert len(narrow_readers(text, platform_of(target), "read_packs")) == 16
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx906"])
+def test_a_spill_is_found(tmp_path, target):
+    """An array whose index nobody knows can't lie in registers; 300 sums do not fit."""
+    (tmp_path / "gpu.cu").write_text("""
+#include "portable.h"
+KERNEL(1024) spills(const float* x, float* out) {
+  float sums[300];
+  for (int pass = 0; pass < 2; ++pass)
+    UNROLL for (int i = 0; i < 300; ++i) sums[i] = pass == 0 ? x[i * 1024 + thread_index()] : sums[i] * sums[(i + 7) % 300];
+  barrier();
+  UNROLL for (int i = 0; i < 300; ++i) out[(i * 7 + 1) * 1024 + thread_index()] = sums[(i * 11) % 300];
+}
+int start(const float* x, float* out) { return launch(spills, {}, 1024, 0, 0, x, out); }
+""")
+    assert any(spilled(assembly(tmp_path / "gpu.cu", target, tmp_path), platform_of(target)))
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx906:sramecc+:xnack-"])
+def test_a_library_for_a_card_loads_anywhere(target):
+    command_of(target)
+    library = load_gpu_kernel(kernel_source("read_probe", "gpu.cu"), target)
+    assert library.read_probe_num_variants() == 16
+
+
+@pytest.mark.parametrize(
+    "target, platform, waves",
+    [("sm_90a", "cuda", (32,)), ("gfx906", "hip", (64,)), ("gfx936:xnack-", "hip", (64,)), ("gfx90a", "hip", (64,)),
+     ("gfx1100", "hip", (32,)), ("host", "host", (32, 64))],
+)  # fmt: skip
+def test_targets(target, platform, waves):
+    assert (platform_of(target), wave_widths(target)) == (platform, waves)
+
+
+@pytest.mark.parametrize("target", ["", "sm90", "gfx", "native", "sm_90; rm"])
+def test_a_target_of_no_kind_is_refused(target):
+    with pytest.raises(UnavailableError, match="no GPU kernels can be built"):
+        compile_command(target)
+
+
+@pytest.mark.parametrize(
+    "variable, target, mend", [("NVCC", "sm_90", "CUDA toolkit"), ("HIPCC", "gfx906", "apt install hipcc")]
+)
+def test_a_compiler_that_is_missing_or_given(monkeypatch, tmp_path, variable, target, mend):
+    monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("harness.kernel_build.shutil.which", lambda name: None)
+    with pytest.raises(UnavailableError, match="not on the PATH") as raised:
+        compile_command(target)
+    assert mend in raised.value.mend
+    monkeypatch.setattr("harness.kernel_build.shutil.which", os.path.abspath)
+    monkeypatch.setenv(variable, "/my/compiler --quick")
+    assert compile_command(target)[0][-2:] == ["/my/compiler", "--quick"]

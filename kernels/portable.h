@@ -1,11 +1,13 @@
 // One source for three machines: nvcc compiles a gpu.cu for CUDA, hipcc for HIP, and any C++ compiler (-x c++) for the
 // host, where each lane of a block is a fibre and the same kernel can be checked without a card.
 //
-// portable_device.h (CUDA, HIP) and portable_host.h supply the same primitives: indices, shared memory, barrier, shuffle,
-// 16-byte loads, fp16, launch. This file adds what is alike everywhere: storage types, packs, sums over a wave, and
-// which wave widths a library has. HIP keeps close enough to CUDA that the differences fit on a page:
-//   * a wave has 32 lanes on CUDA and RDNA, 64 on gfx9: the width is a template parameter everywhere, and never assumed;
-//   * CUDA's shuffles take a mask of lanes; HIP's `_sync` forms came late and take 64 bits: those without are in all versions;
+// portable_device.h (CUDA, HIP) and portable_host.h supply the same primitives: indices, shared memory, barrier,
+// shuffle, 16-byte loads, fp16, launch. This file adds what is alike everywhere: storage types, packs, sums over a
+// wave, and which wave widths a library has. HIP keeps close enough to CUDA that the differences fit on a page:
+//   * a wave has 32 lanes on CUDA and RDNA, 64 on gfx9: the width is a template parameter everywhere, and never
+// assumed;
+//   * CUDA's shuffles take a mask of lanes; HIP's `_sync` forms came late and take 64 bits: those without are in all
+// versions;
 //   * bf16 is widened by a shift of raw bits, since old HIP has no header for it.
 #pragma once
 
@@ -112,8 +114,8 @@ inline bool is_aligned(const void* address) { return reinterpret_cast<uintptr_t>
 
 // --- across lanes ----------------------------------------------------------------------------------------------
 
-// The sum over each team of kTeam neighbouring lanes, in all of them: lanes swap with a partner 1, 2, 4, ... away, so it
-// takes log2(kTeam) steps and no shared memory. Every lane of the wave must take part.
+// The sum over each team of kTeam neighbouring lanes, in all of them: lanes swap with a partner 1, 2, 4, ... away, so
+// it takes log2(kTeam) steps and no shared memory. Every lane of the wave must take part.
 template <int kWave, int kTeam = kWave>
 DEVICE float team_sum(float value) {
   static_assert(kTeam <= kWave, "a team lies within a wave");

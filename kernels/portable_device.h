@@ -8,7 +8,8 @@
 #ifndef GPU_WAVE
 #define GPU_WAVE 64  // of gfx9; the builder says 32 for RDNA
 #endif
-#if (defined(__GFX9__) && GPU_WAVE != 64) || ((defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)) && GPU_WAVE != 32)
+#if (defined(__GFX9__) && GPU_WAVE != 64) || \
+    ((defined(__GFX10__) || defined(__GFX11__) || defined(__GFX12__)) && GPU_WAVE != 32)
 #error "GPU_WAVE is not the wave width of this architecture"
 #endif
 #else
@@ -19,9 +20,10 @@
 #define GPU_WAVE 32
 #endif
 
-// A kernel says how many lanes its block has at most: HIP supposes 1024 and then gives each lane a quarter of the registers
-// that one of a block of 256 may have, so that values spill to memory.
-#define KERNEL(max_threads) __global__ __launch_bounds__(max_threads) void
+// A kernel says how many lanes its block has at most: HIP supposes 1024 and then gives each lane a quarter of the
+// registers that one of a block of 256 may have, so that values spill to memory. The 1 lets the compiler use them
+// all: left to choose, ptxas spills a few bytes to fit one more block.
+#define KERNEL(max_threads) __global__ __launch_bounds__(max_threads, 1) void
 #define DEVICE __device__ __forceinline__
 #define DEVICE_MEMBER __device__ __forceinline__  // in a class, where `inline` says itself
 #define UNROLL _Pragma("unroll")  // before a loop: arrays indexed by its counter can then lie in registers
@@ -69,7 +71,9 @@ DEVICE PackVector vector_of(const Pack& pack) {
   return PackVector{pack.words[0], pack.words[1], pack.words[2], pack.words[3]};
 }
 DEVICE Pack load_pack(const void* from) { return pack_of(*(ConstGlobalPack*)from); }
-DEVICE Pack load_pack_streaming(const void* from) { return pack_of(__builtin_nontemporal_load((ConstGlobalPack*)from)); }
+DEVICE Pack load_pack_streaming(const void* from) {
+  return pack_of(__builtin_nontemporal_load((ConstGlobalPack*)from));
+}
 DEVICE void store_pack(void* to, const Pack& pack) { *(GlobalPack*)to = vector_of(pack); }
 DEVICE void store_pack_streaming(void* to, const Pack& pack) {
   __builtin_nontemporal_store(vector_of(pack), (GlobalPack*)to);
@@ -108,8 +112,8 @@ inline const char* runtime_error_text(int code) {
   return RUNTIME(GetErrorString)(static_cast<RUNTIME(Error_t)>(code));
 }
 
-// Starts a grid of blocks of `threads` lanes on a stream (0: the default one); returns the runtime's error code. Does not
-// wait: what goes wrong on the card shows when somebody synchronizes.
+// Starts a grid of blocks of `threads` lanes on a stream (0: the default one); returns the runtime's error code. Does
+// not wait: what goes wrong on the card shows when somebody synchronizes.
 template <class... Parameters, class... Arguments>
 int launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, uint64_t stream,
            Arguments... arguments) {

@@ -1,8 +1,9 @@
 // The primitives of portable.h on the host, for checking kernels without a card.
 //
-// Blocks run one after another. The lanes of a block are fibres (ucontext): each runs until it meets a barrier or a shuffle
-// and waits there until all lanes of its block or wave have come. What a card leaves to chance is made to show:
-//   * lanes and blocks run in ascending order, or descending (gpu_host_reverse): a missing barrier fails in one of them;
+// Blocks run one after another. The lanes of a block are fibres (ucontext): each runs until it meets a barrier or a
+// shuffle and waits there until all lanes of its block or wave have come. What a card leaves to chance is made to show:
+//   * lanes and blocks run in ascending order, or descending (gpu_host_reverse): a missing barrier fails in one of
+// them;
 //   * shared memory is NaN when a block starts, and what lies behind it is guarded;
 //   * lanes that leave while others wait for them are an error, where a card may hang or go on with garbage.
 #pragma once
@@ -36,8 +37,8 @@ struct Lane {
   bool done = false;
 };
 
-// All lanes of the block that runs. Shuffled values lie in two generations, taken in turns: nobody can post the value after
-// next before all have read this one.
+// All lanes of the block that runs. Shuffled values lie in two generations, taken in turns: nobody can post the value
+// after next before all have read this one.
 struct Block {
   std::vector<Lane> lanes;
   std::vector<Meeting> waves;
@@ -162,7 +163,7 @@ DEVICE float half_to_float(uint16_t bits) {
   if (exponent == 31)
     magnitude = fraction != 0 ? NAN : INFINITY;
   else  // a normal number has a leading one; subnormals share the exponent of the smallest normal
-    magnitude = std::ldexp(static_cast<float>(exponent != 0 ? fraction + 1024 : fraction), (exponent != 0 ? exponent : 1) - 25);
+    magnitude = exponent != 0 ? std::ldexp(fraction + 1024.0f, exponent - 25) : std::ldexp(fraction, -24);
   return bits & 0x8000 ? -magnitude : magnitude;
 }
 
@@ -175,7 +176,8 @@ DEVICE uint16_t float_to_half(float value) {
   std::frexp(magnitude, &exponent);  // magnitude < 2^exponent
   const int unit = magnitude < 0x1p-14f ? -24 : exponent - 11;  // log2 of the last bit's worth
   const auto fraction = static_cast<int>(std::nearbyint(std::ldexp(magnitude, -unit)));  // ties to even
-  return sign | static_cast<uint16_t>(((unit + 24) << 10) + fraction);  // a normal number's leading one counts as 1 << 10
+  // a normal number's leading one counts as 1 << 10
+  return sign | static_cast<uint16_t>(((unit + 24) << 10) + fraction);
 }
 
 // --- launches --------------------------------------------------------------------------------------------------
@@ -192,7 +194,8 @@ inline const char* runtime_error_text(int code) {
 
 // The blocks of the grid, one after another; the stream is not looked at. Returns the first block's error, or 0.
 template <class... Parameters, class... Arguments>
-int launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, uint64_t, Arguments... arguments) {
+int launch(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, uint64_t,
+           Arguments... arguments) {
   host::Block& b = host::block();
   b.body = [=] { kernel(arguments...); };
   b.grid = grid;

@@ -3,13 +3,13 @@
 // One request alone must keep the whole card busy, so the context is split (flash decoding; Dao et al., 2023): a block
 // takes one split of one key/value head of one request, with all query heads that share it (GQA), and leaves a softmax
 // of its own: maximum, sum, weighted values. A second kernel brings the splits to their common maximum, in fixed order.
-// How much context there is, is read on the card, since a captured graph keeps its arguments: a split without places has a
-// sum of zero and a maximum of minus infinity, which weigh nothing.
+// How much context there is, is read on the card, since a captured graph keeps its arguments: a split without places
+// has a sum of zero and a maximum of minus infinity, which weigh nothing.
 //
 // Within a block a team of lanes reads a place, one pack each (128 bits; 16 lanes for a bf16 head of 128), so that a
-// place's key is one contiguous read. A team takes kPlaces places a turn: their keys and values are all asked for before the
-// first score is summed, and the values arrive while scores and softmax are computed. Each team keeps an online softmax; at
-// the end teams meet by shuffles, and waves in shared memory.
+// place's key is one contiguous read. A team takes kPlaces places a turn: their keys and values are all asked for
+// before the first score is summed, and the values arrive while scores and softmax are computed. Each team keeps an
+// online softmax; at the end teams meet by shuffles, and waves in shared memory.
 #include "../portable.h"
 #include "../slots.h"
 
@@ -21,15 +21,16 @@ constexpr int kMaxHeads = 8;  // query heads of a block; larger groups are cut, 
 constexpr int kCombineThreads = 128;
 constexpr int64_t kMaxHeadDim = 256, kMaxSplits = 256, kMaxGridY = 65535;
 
-// Keys, and values likewise: place p of a head lies at row p % block_size of block table[p / block_size]. Without a table a
-// request has one block of its own, as large as its context may become.
+// Keys, and values likewise: place p of a head lies at row p % block_size of block table[p / block_size]. Without a
+// table a request has one block of its own, as large as its context may become.
 struct Cache {
   const int32_t* table;  // [num_requests, table_stride]; null: contiguous
   int64_t table_stride, block_size, block_stride, place_stride, head_stride;  // the last three in elements
 
   DEVICE_MEMBER int64_t offset(int64_t request, int64_t head, int64_t place) const {
     if (table == nullptr) return request * block_stride + head * head_stride + place * place_stride;
-    const uint32_t index = static_cast<uint32_t>(place), size = static_cast<uint32_t>(block_size);  // 64-bit division is slow
+    // 64-bit division is slow
+    const uint32_t index = static_cast<uint32_t>(place), size = static_cast<uint32_t>(block_size);
     const int64_t block = table[request * table_stride + index / size];
     return block * block_stride + int64_t{index % size} * place_stride + head * head_stride;
   }
@@ -124,8 +125,8 @@ DEVICE void meet_teams(Softmax<kHeads, kValues>& softmax) {
     }
 }
 
-// Column d of the weighted values, the maximum and the sum of `count` softmaxes, which lie `stride` floats apart: values
-// [head_dim], maximum, sum.
+// Column d of the weighted values, the maximum and the sum of `count` softmaxes, which lie `stride` floats apart:
+// values [head_dim], maximum, sum.
 DEVICE void combine(const float* parts, int64_t stride, int64_t count, int64_t head_dim, int64_t d, float& value,
                     float& maximum, float& sum) {
   maximum = -INFINITY, sum = 0.0f, value = 0.0f;
@@ -247,8 +248,8 @@ int attend(const Attention<T>& a, int64_t num_requests, int64_t wave, uint64_t s
   return launch(combine_splits<T>, {a.num_kv_heads * a.group, num_requests}, kCombineThreads, 0, stream, a);
 }
 
-// q and out [num_requests, num_kv_heads * group, head_dim], contiguous. contexts [num_requests] are at least 1; places from
-// there on are not read. head_dim: whole packs of 16 bytes, at most 256. num_splits: 1 to 256.
+// q and out [num_requests, num_kv_heads * group, head_dim], contiguous. contexts [num_requests] are at least 1; places
+// from there on are not read. head_dim: whole packs of 16 bytes, at most 256. num_splits: 1 to 256.
 // partials: num_requests * num_kv_heads * group * num_splits * (head_dim + 2) floats of scratch.
 
 // Caches [num_kv_heads, max_context, head_dim] a request, request_stride elements from one request to the next.

@@ -1,15 +1,16 @@
-// The gated delta rule between its projections, one decode step of one request: a short causal convolution over queries,
-// keys and values, the rule on a state that stays in place, and a norm whose output is gated. As cpu.cpp, with m = 1:
+// The gated delta rule between its projections, one decode step of one request: a short causal convolution over
+// queries, keys and values, the rule on a state that stays in place, and a norm whose output is gated. As cpu.cpp, with
+// m = 1:
 //
 //   correction = beta (v - decay S^T k);   o = decay S^T q + (k . q) correction;   S = decay S + k correction^T
 //
-// S [key_dim, value_dim] in fp32, one a value head, is most of what a step touches. The rule treats its columns apart, so a
-// block takes kColumns of them: one line of 128 bytes of each row, so that a few heads keep all of a card busy. A lane holds
-// its packs of S in registers from the one read to the one write. Blocks of a head each compute its q and k: some
-// hundred values, from the caches.
+// S [key_dim, value_dim] in fp32, one a value head, is most of what a step touches. The rule treats its columns apart,
+// so a block takes kColumns of them: one line of 128 bytes of each row, so that a few heads keep all of a card busy. A
+// lane holds its packs of S in registers from the one read to the one write. Blocks of a head each compute its q and k:
+// some hundred values, from the caches.
 //
-// The norm needs a whole head, and the convolution's state may move on only after all blocks have read it: a second kernel
-// does both.
+// The norm needs a whole head, and the convolution's state may move on only after all blocks have read it: a second
+// kernel does both.
 #include "../portable.h"
 #include "../slots.h"
 
@@ -43,8 +44,8 @@ DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-// The sum of all lanes' values in all lanes, by a tree over shared memory (kThreads floats): two barriers more than lanes of
-// a wave would need, and the same for any wave width.
+// The sum of all lanes' values in all lanes, by a tree over shared memory (kThreads floats): two barriers more than
+// lanes of a wave would need, and the same for any wave width.
 DEVICE float block_sum(float value, float* shared) {
   barrier();  // whoever still reads an earlier sum
   shared[thread_index()] = value;
@@ -170,8 +171,8 @@ KERNEL(kThreads) gate_and_remember(GatedDelta<T> g) {
 }
 
 // As cpu.cpp's, whose arguments these are, but m must be 1 (strides, between tokens, are not looked at), and scratch
-// [value heads, value_dim] of floats comes before the stream. key_dim and value_dim are at most 256, value_dim a multiple
-// of 4; conv_weight, conv_state and norm_weight are contiguous; state lies at a multiple of 16 bytes.
+// [value heads, value_dim] of floats comes before the stream. key_dim and value_dim are at most 256, value_dim a
+// multiple of 4; conv_weight, conv_state and norm_weight are contiguous; state lies at a multiple of 16 bytes.
 template <class T>
 int gated_delta_rule(const T* qkv, const T* z, const T* b, const T* a, int64_t, int64_t, int64_t, int64_t,
                      const T* conv_weight, const float* a_log, const float* dt_bias, const T* norm_weight, double eps,

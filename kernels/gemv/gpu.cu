@@ -1,17 +1,18 @@
 // out[m, n] = x[m, k] @ weight[n, k]^T + bias[n] for few rows of x, as fast as the card can read the weight.
 //
-// Each weight is used once per row of x, so all that counts is how the weight is read. A wave takes `rows_per_wave` rows of
-// the weight and its lanes walk along them side by side, 128 bits each: 512 or 1024 contiguous bytes of every row at a
-// time. Each lane asks for kInFlight packs before it uses the first (rows x columns of them), and with double_buffer for
-// the next turn's too, so that memory has work while the products are summed. Weights are loaded as streaming: read once, they
-// would drive x out of the caches. x is small and read by all, so it comes from the caches, once for all rows of a wave:
-// shared memory would cost a copy and a barrier to hold what the first-level cache holds anyway.
+// Each weight is used once per row of x, so all that counts is how the weight is read. A wave takes `rows_per_wave`
+// rows of the weight and its lanes walk along them side by side, 128 bits each: 512 or 1024 contiguous bytes of every
+// row at a time. Each lane asks for kInFlight packs before it uses the first (rows x columns of them), and with
+// double_buffer for the next turn's too, so that memory has work while the products are summed. Weights are loaded as
+// streaming: read once, they would drive x out of the caches. x is small and read by all, so it comes from the caches,
+// once for all rows of a wave: shared memory would cost a copy and a barrier to hold what the first-level cache holds
+// anyway.
 //
 // split_k cuts the columns into parts with a wave each, for weights of too few rows to keep the card busy. Parts are
 // summed by a second kernel in fixed order, never by atomics: the same inputs give the same bits.
 //
-// Rows that do not begin at a multiple of 16 bytes (a ragged k) are read by scalars up to the first such multiple and from
-// the last one on, packs in between. x is then read by elements.
+// Rows that do not begin at a multiple of 16 bytes (a ragged k) are read by scalars up to the first such multiple and
+// from the last one on, packs in between. x is then read by elements.
 #include "../portable.h"
 #include "../slots.h"
 
@@ -138,11 +139,15 @@ KERNEL(kMaxThreads) gemv_rows(Gemv<T> g, int waves_per_block) {
     add_turn<T, kM, kWave>(g, turn, pack, sums);
   }
 
+  // One sum a lane, so that biases and outputs are one load and one store each.
+  float mine = 0.0f;
   UNROLL for (int r = 0; r < kRows; ++r)
     UNROLL for (int m = 0; m < kM; ++m) {
       const float sum = team_sum<kWave>(sums[r][m]);
-      if (lane == 0 && m < g.m && first + r < g.n) store_sum(g, m, first + r, sum);
+      if (lane == r * kM + m) mine = sum;
     }
+  const int64_t m = lane % kM, n = first + lane / kM;
+  if (lane < kRows * kM && m < g.m && n < g.n) store_sum(g, m, n, mine);
 }
 
 // --- ragged rows -------------------------------------------------------------------------------------------------
@@ -233,9 +238,9 @@ int launch_rows(const Gemv<T>& g, const Shape& shape) {
   });
 }
 
-// x [m, k] and out [m, n] have row strides in elements; weight [n, k] and bias [n] (or null) are contiguous. 1 <= m <= 8.
-// partials: split_k * m * n floats of scratch where split_k > 1, else not touched. wave: the card's width; rows_per_wave:
-// 1, 2 or (for m <= 4) 4; waves_per_block: at most 256 lanes; split_k: 1 to 64; double_buffer: 0 or 1.
+// x [m, k] and out [m, n] have row strides in elements; weight [n, k] and bias [n] (or null) are contiguous. 1 <= m <=
+// 8. partials: split_k * m * n floats of scratch where split_k > 1, else not touched. wave: the card's width;
+// rows_per_wave: 1, 2 or (for m <= 4) 4; waves_per_block: at most 256 lanes; split_k: 1 to 64; double_buffer: 0 or 1.
 template <class T, bool kOutIsFp32>
 int gemv(const T* x, const T* weight, const T* bias, void* out, float* partials, int64_t m, int64_t n, int64_t k,
          int64_t x_stride, int64_t out_stride, int64_t wave, int64_t rows_per_wave, int64_t waves_per_block,

@@ -26,7 +26,9 @@ struct Walk {
   int64_t begin, end, step;
 };
 
-DEVICE Walk tiles(int64_t num_packs, int64_t tile) { return {block_index_x() * tile, num_packs, num_blocks_x() * tile}; }
+DEVICE Walk tiles(int64_t num_packs, int64_t tile) {
+  return {block_index_x() * tile, num_packs, num_blocks_x() * tile};
+}
 
 DEVICE Walk share(int64_t num_packs, int64_t tile) {
   const int64_t per_block = (num_packs + num_blocks_x() - 1) / num_blocks_x();
@@ -35,7 +37,8 @@ DEVICE Walk share(int64_t num_packs, int64_t tile) {
 }
 
 DEVICE uint64_t words_sum(const Pack& pack) {
-  const uint64_t even = pack.words[0] | uint64_t{pack.words[1]} << 32, odd = pack.words[2] | uint64_t{pack.words[3]} << 32;
+  const uint64_t even = pack.words[0] | uint64_t{pack.words[1]} << 32;
+  const uint64_t odd = pack.words[2] | uint64_t{pack.words[3]} << 32;
   return even + odd;
 }
 
@@ -122,7 +125,9 @@ const Variant kVariants[] = {VARIANTS_OF(1), VARIANTS_OF(2), VARIANTS_OF(4), VAR
 constexpr int64_t kNumVariants = sizeof kVariants / sizeof kVariants[0];
 constexpr size_t kSharedBytes = kThreads * sizeof(uint64_t);
 
-bool is_size(int64_t num_lines, int64_t num_blocks) { return num_lines >= 0 && num_blocks >= 1 && num_blocks <= kMaxBlocks; }
+bool is_size(int64_t num_lines, int64_t num_blocks) {
+  return num_lines >= 0 && num_blocks >= 1 && num_blocks <= kMaxBlocks;
+}
 
 int sum_of(const uint64_t* partials, int64_t num_blocks, uint64_t* sum, uint64_t stream) {
   return launch(sum_partials, {}, kThreads, kSharedBytes, stream, partials, num_blocks, sum);

@@ -1,4 +1,4 @@
-"""Every GPU kernel is tested on the host in waves of 32 and of 64, with lanes in both orders, and on a card if there is one."""
+"""Every GPU kernel is tested on the host, in waves of 32 and of 64 with lanes in both orders, and on a card."""
 
 import importlib.util
 

@@ -1,4 +1,4 @@
-"""Each gpu.cu compiles for CUDA and HIP, keeps its values in registers and reads memory 128 bits a lane: from the assembly."""
+"""Each gpu.cu compiles for CUDA and HIP; the assembly shows no spills, and reads of 128 bits a lane."""
 
 import functools
 import os
@@ -109,7 +109,8 @@ def test_a_spill_is_found(tmp_path, target):
 KERNEL(1024) spills(const float* x, float* out) {
   float sums[300];
   for (int pass = 0; pass < 2; ++pass)
-    UNROLL for (int i = 0; i < 300; ++i) sums[i] = pass == 0 ? x[i * 1024 + thread_index()] : sums[i] * sums[(i + 7) % 300];
+    UNROLL for (int i = 0; i < 300; ++i)
+      sums[i] = pass == 0 ? x[i * 1024 + thread_index()] : sums[i] * sums[(i + 7) % 300];
   barrier();
   UNROLL for (int i = 0; i < 300; ++i) out[(i * 7 + 1) * 1024 + thread_index()] = sums[(i * 11) % 300];
 }

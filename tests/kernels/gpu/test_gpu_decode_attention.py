@@ -1,4 +1,4 @@
-"""kernels/decode_attention/gpu.cu against float64: contiguous and paged caches, NaN in all places that are not filled."""
+"""kernels/decode_attention/gpu.cu against float64: contiguous and paged caches, NaN in places that are not filled."""
 
 import numpy as np
 import pytest

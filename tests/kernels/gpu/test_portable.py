@@ -46,9 +46,15 @@ int ragged(const float* x, float* out, uint64_t stream) { return launch(sum_of_3
 KERNEL(1) to_halves(const float* x, float* out) {
   reinterpret_cast<f16*>(out)[block_index_x()] = from_float<f16>(x[block_index_x()]);
 }
-KERNEL(1) from_halves(const float* x, float* out) { out[block_index_x()] = to_float(reinterpret_cast<const f16*>(x)[block_index_x()]); }
-int narrowed(const float* x, float* out, int64_t n, uint64_t stream) { return launch(to_halves, {n}, 1, 0, stream, x, out); }
-int widened(const float* x, float* out, int64_t n, uint64_t stream) { return launch(from_halves, {n}, 1, 0, stream, x, out); }
+KERNEL(1) from_halves(const float* x, float* out) {
+  out[block_index_x()] = to_float(reinterpret_cast<const f16*>(x)[block_index_x()]);
+}
+int narrowed(const float* x, float* out, int64_t n, uint64_t stream) {
+  return launch(to_halves, {n}, 1, 0, stream, x, out);
+}
+int widened(const float* x, float* out, int64_t n, uint64_t stream) {
+  return launch(from_halves, {n}, 1, 0, stream, x, out);
+}
 
 EXPORT_KERNEL(planted_sums, sums)
 EXPORT_KERNEL(planted_swapped, swapped)

@@ -94,9 +94,10 @@ def test_a_reader_by_words_is_found(tmp_path, target):
     shutil.copytree(kernels_dir(), tmp_path / "kernels")
     header = tmp_path / "kernels/portable_device.h"
     by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
-    header.write_text(
-        re.sub(r"(DEVICE Pack load_pack\w*\(const void\* from\) \{).*", rf"\1 {by_words}", header.read_text())
-    )
+    loader = re.compile(r"(DEVICE Pack load_pack\w*\(const void\* from\) \{).*?;\s*\}", re.DOTALL)
+    planted, count = loader.subn(rf"\1 {by_words}", header.read_text())
+    assert count == 4, "two loads on each platform"
+    header.write_text(planted)
     text = assembly(tmp_path / "kernels/read_probe/gpu.cu", target, tmp_path)
     assert len(narrow_readers(text, platform_of(target), "read_packs")) == 16
 

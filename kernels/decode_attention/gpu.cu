@@ -133,7 +133,6 @@ DEVICE void combine(const float* parts, int64_t stride, int64_t count, int64_t h
   for (int64_t i = 0; i < count; ++i) maximum = fmaxf(maximum, parts[i * stride + head_dim]);
   for (int64_t i = 0; i < count; ++i) {
     const float scale = weight_of(parts[i * stride + head_dim], maximum);
-    if (scale == 0.0f) continue;  // a part without places
     sum += parts[i * stride + head_dim + 1] * scale;
     value += parts[i * stride + d] * scale;
   }

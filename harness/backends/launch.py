@@ -1,14 +1,17 @@
-"""Binds a C++ kernel to its arguments: the cheapest call that Python can make."""
+"""Binds a kernel to its arguments: the cheapest call that Python can make."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
+import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from harness.backends.base import Executor, Launch, Support
 from harness.errors import UnavailableError
+from harness.gpu_build import compile_command
 from harness.kernel_build import find_compiler
 from harness.specs.device import DeviceInfo
 
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 
 KERNEL_DTYPES = {"BF16": "bf16", "F32": "f32"}
 """The types that our CPU kernels exist for, with the suffix of their names."""
+GPU_KERNEL_DTYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+"""The same of gpu.cu and Triton kernels."""
+GPU_KINDS = ("cuda", "rocm", "dcu")
 
 
 def cpu_kernel_support(dtype: str, device: DeviceInfo) -> Support:
@@ -32,6 +38,52 @@ def cpu_kernel_support(dtype: str, device: DeviceInfo) -> Support:
     return Support.yes()
 
 
+def gpu_kernel_support(dtype: str, device: DeviceInfo) -> Support:
+    """Whether a gpu.cu of this type can be built and run here."""
+    if device.kind not in GPU_KINDS:
+        return Support.no(f"it is a GPU kernel, the device is {device.kind}", "use a CPU backend")
+    if dtype not in GPU_KERNEL_DTYPES:
+        return Support.no(f"there is no GPU kernel for {dtype}", f"use one of {', '.join(GPU_KERNEL_DTYPES)}")
+    try:
+        compile_command(device.arch or "")
+    except UnavailableError as error:
+        return Support.no(error.what, error.mend)
+    return Support.yes()
+
+
+def triton_support(dtype: str, device: DeviceInfo) -> Support:
+    """Whether Triton can be asked for a kernel of this type here; TRITON_INTERPRET=1 runs it on a CPU, for tests."""
+    if device.kind not in GPU_KINDS and os.environ.get("TRITON_INTERPRET") != "1":
+        return Support.no(f"it is a Triton kernel, the device is {device.kind}", "use a CPU backend")
+    if dtype not in GPU_KERNEL_DTYPES:
+        return Support.no(f"there is no Triton kernel for {dtype}", f"use one of {', '.join(GPU_KERNEL_DTYPES)}")
+    if importlib.util.find_spec("triton") is None:
+        return Support.no("triton is not installed", "pip install llm-decode-harness[triton]; a container has its own")
+    return Support.yes()
+
+
+def bind_gpu_kernel(
+    library: ctypes.CDLL, name: str, arguments: Iterable[Tensor | int | float | None], executor: Executor
+) -> Launch:
+    """A launch of a gpu.cu's kernel `name` on the executor's stream, which comes last among its arguments.
+
+    As bind_kernel; a launch that the kernel or the runtime refuses raises UnavailableError with its reason.
+    """
+    stream = 0 if executor.stream is None else int(executor.stream.cuda_stream)
+    slots = _slots((*arguments, stream))
+    function = getattr(library, name)
+    function.restype = ctypes.c_int
+
+    def launch() -> None:
+        code = function(slots)
+        if code:
+            library.gpu_error_text.restype = ctypes.c_char_p
+            reason = library.gpu_error_text(code).decode()
+            raise UnavailableError(f"{name} was not launched: {reason}", "use another backend, or report it")
+
+    return launch
+
+
 def bind_kernel(
     library: ctypes.CDLL, name: str, arguments: Iterable[Tensor | int | float | None], executor: Executor
 ) -> Launch:
@@ -42,12 +94,16 @@ def bind_kernel(
     (kernels/slots.h), so that a launch passes one pointer: 0.2 us, where a call with twenty arguments
     takes 1 to 2 us. The launch keeps the tensors alive; their shapes and types are the caller's to check.
     """
-    arguments = (*arguments, None if executor.pool is None else executor.pool.handle)
-    slots = (ctypes.c_uint64 * len(arguments))(*map(_slot, arguments))
-    slots.arguments = arguments  # type: ignore[attr-defined]  # slots hold addresses only: this keeps the tensors
+    slots = _slots((*arguments, None if executor.pool is None else executor.pool.handle))
     function = getattr(library, name)
     function.restype = None
     return functools.partial(function, slots)
+
+
+def _slots(arguments: tuple[Tensor | int | float | None, ...]) -> ctypes.Array[ctypes.c_uint64]:
+    slots = (ctypes.c_uint64 * len(arguments))(*map(_slot, arguments))
+    slots.arguments = arguments  # type: ignore[attr-defined]  # slots hold addresses only: this keeps the tensors
+    return slots
 
 
 def _slot(argument: Tensor | int | float | None) -> int:

@@ -43,7 +43,7 @@ class OpChoice(Frozen):
     """qkv, o, gate_up, down, lm_head, decode, prefill, ..."""
     shape: str
     backend: str
-    parameters: tuple[tuple[str, int], ...] = ()
+    parameters: tuple[tuple[str, int | str], ...] = ()
     """Of a backend with a tuning space, as the selection table has them."""
     contest_legal: bool
     layers: str

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveInt
 
 from harness.specs.base import Frozen
 
-Parameters = dict[Annotated[str, Field(min_length=1)], int]
+Parameters = dict[Annotated[str, Field(min_length=1)], int | str]
 """What a backend with a tuning space is set to: block sizes, waves, splits."""
 
 

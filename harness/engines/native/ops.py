@@ -39,7 +39,7 @@ from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 from harness.specs.run import NativeEngine
 from harness.specs.selection import Problem, SelectionTable
 
-_Key = tuple[str, str, tuple[tuple[str, int], ...]]
+_Key = tuple[str, str, tuple[tuple[str, int | str], ...]]
 """Operation, backend, parameters."""
 Phase = Literal["decode", "prefill"]
 

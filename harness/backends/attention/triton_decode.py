@@ -1,0 +1,54 @@
+"""Our decode attention in Triton (kernels/decode_attention/triton_kernel.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from harness.backends.attention.torch_sdpa import cache_bytes
+from harness.backends.base import AttentionBackend, Executor, Launch, Support
+from harness.backends.launch import triton_support
+from harness.backends.registry import attention_backend
+from harness.backends.triton import config_of, declared
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import AttentionProblem, Parameters
+from harness.triton_kernels import load_triton
+
+OP = "decode_attention"
+HEAD_DIMS = (64, 96, 128, 256)
+MAX_GROUP = 8
+
+
+@attention_backend("triton-decode")
+class TritonDecode(AttentionBackend):
+    """Triton kernel for one query: the context split over programs, a group of heads on one read of the cache."""
+
+    contest_legal = True
+
+    def __init__(self, executor: Executor, **parameters: int | str) -> None:
+        self._config = config_of(OP, parameters)
+
+    @staticmethod
+    def supports(problem: AttentionProblem, device: DeviceInfo) -> Support:
+        if problem.m != 1:
+            return Support.no(f"it takes one query, not {problem.m}", "use triton-prefill")
+        if problem.num_heads % problem.num_kv_heads or problem.num_heads // problem.num_kv_heads > MAX_GROUP:
+            heads = f"{problem.num_heads} heads on {problem.num_kv_heads} key heads"
+            return Support.no(f"{heads}: a group is 1 to {MAX_GROUP} whole heads", "use torch-sdpa")
+        if problem.head_dim not in HEAD_DIMS:
+            return Support.no(f"head_dim {problem.head_dim} is none of {HEAD_DIMS}", "use torch-sdpa")
+        return triton_support(problem.dtype, device)
+
+    @staticmethod
+    def tuning(problem: AttentionProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        return declared(OP) if triton_support(problem.dtype, device).ok else ()
+
+    def read_bytes(self, problem: AttentionProblem, context: int) -> int:
+        return cache_bytes(problem, context)
+
+    def bind(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Tensor, problem: AttentionProblem
+    ) -> Launch:
+        launch: Launch = load_triton(OP).bind_contiguous(q, k_cache[None], v_cache[None], context, out, self._config)
+        return launch

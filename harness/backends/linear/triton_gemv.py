@@ -1,0 +1,48 @@
+"""Our matrix-vector kernel in Triton (kernels/gemv/triton_kernel.py), for whatever card Triton knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from harness.backends.base import Executor, Launch, LinearBackend, Support
+from harness.backends.launch import triton_support
+from harness.backends.registry import linear_backend
+from harness.backends.triton import config_of, declared
+from harness.backends.weights import AsLoaded, as_loaded
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import LinearProblem, Parameters
+from harness.triton_kernels import load_triton
+
+MAX_ROWS = 8
+
+
+@linear_backend("triton-gemv")
+class TritonGemv(LinearBackend):
+    """Triton kernel that streams the weight once for up to 8 rows, without matrix cores."""
+
+    contest_legal = True
+
+    def __init__(self, executor: Executor, **parameters: int | str) -> None:
+        self._config = config_of("gemv", parameters)
+
+    @staticmethod
+    def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
+        if problem.m > MAX_ROWS:
+            return Support.no(f"{problem.m} rows are more than {MAX_ROWS}", "use torch: a product of many rows")
+        return triton_support(problem.dtype, device)
+
+    @staticmethod
+    def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        return declared("gemv") if triton_support(problem.dtype, device).ok else ()
+
+    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
+        return as_loaded(weight, bias, problem)
+
+    def read_bytes(self, packed: AsLoaded, m: int) -> int:
+        return packed.num_bytes
+
+    def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
+        launch: Launch = load_triton("gemv").bind_gemv(x, packed.weight, packed.bias, out, self._config)
+        return launch

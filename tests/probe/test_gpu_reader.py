@@ -1,0 +1,76 @@
+"""The GPU's reader over kernels that were built for the host: every sum is numpy's, copy and write reach every word."""
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from harness.errors import UnavailableError  # noqa: E402
+from harness.gpu_build import load_gpu_kernel  # noqa: E402
+from harness.probe import gpu_reader  # noqa: E402
+from harness.probe.timing import pass_s  # noqa: E402
+from harness.specs.device import DeviceInfo  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+HOST = DeviceInfo(kind="rocm", name="the host", arch="host", num_compute_units=1)
+NUM_BYTES = 128 * 150 + 128  # no multiple of any unroll, so that readers have a rest to read
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> gpu_reader.GpuReader:
+    """Its library is that of the kernels' own tests."""
+    build = lambda source, arch: load_gpu_kernel(source, arch, ("-Werror",))  # noqa: E731
+    monkeypatch.setattr(gpu_reader, "load_gpu_kernel", build)
+    return gpu_reader.GpuReader(HOST, None)
+
+
+def words(buffer: gpu_reader.GpuBuffer) -> bytes:
+    assert buffer._memory is not None
+    return buffer._memory.numpy().tobytes()
+
+
+def test_every_variant_finds_numpys_sum(
+    reader: gpu_reader.GpuReader, kernel_reference: Callable[[str], ModuleType]
+) -> None:
+    reference = kernel_reference("read_probe")
+    buffer = reader.allocate(NUM_BYTES)
+    expected = reference.words(gpu_reader._SEED, NUM_BYTES // 8)
+    assert words(buffer) == expected.tobytes()
+    assert buffer.expected_sum == reference.wrapping_sum(expected)
+    for variant in reader.variants:
+        for num_blocks in (1, 3, reader.num_threads):
+            assert buffer.read(variant, num_blocks) == buffer.expected_sum, (variant, num_blocks)
+
+
+def test_copy_and_write_reach_every_word(reader: gpu_reader.GpuReader) -> None:
+    buffer = reader.allocate(NUM_BYTES)
+    buffer.copy_halves()
+    text = words(buffer)
+    assert text[: NUM_BYTES // 2] == text[NUM_BYTES // 2 :]
+    assert buffer.read(reader.variants[0], 4) == buffer.expected_sum
+    buffer.write()
+    assert words(buffer) == gpu_reader._WRITTEN_WORD.to_bytes(8, "little") * (NUM_BYTES // 8)
+    assert buffer.read(reader.variants[-1], 4) == buffer.expected_sum
+
+
+def test_a_word_that_changed_is_found(reader: gpu_reader.GpuReader) -> None:
+    from harness.errors import MeasurementError
+
+    buffer = reader.allocate(NUM_BYTES)
+    assert buffer._memory is not None
+    buffer._memory[-1] ^= 1
+    for variant in reader.variants:
+        with pytest.raises(MeasurementError, match="found checksum"):
+            pass_s(buffer, (variant, 2))
+
+
+def test_a_refused_launch_says_why(reader: gpu_reader.GpuReader) -> None:
+    buffer = reader.allocate(NUM_BYTES)
+    with pytest.raises(UnavailableError, match="a size is outside"):
+        buffer.read(reader.variants[0], 0)
+    buffer.close()
+    with pytest.raises(ValueError, match="closed"):
+        buffer.read(reader.variants[0], 1)

@@ -32,7 +32,7 @@ from harness.ab.interleave import turning_order
 from harness.cpu_pool import CpuPool
 from harness.devices.cpu import detect_cpu
 from harness.models import resolve_model
-from harness.probe.cpu import open_cpu_probe
+from harness.probe.memory import open_cpu_probe
 from harness.resources import find_config
 from harness.roof import reading_rate
 from harness.specs.run import ProbeConfig

@@ -6,7 +6,7 @@ from harness.cpu_pool import CpuPool, physical_cores
 from harness.devices.cpu import detect_cpu
 from harness.errors import ConfigError, UnavailableError
 from harness.exclusive import measuring
-from harness.probe.cpu import open_cpu_probe
+from harness.probe.memory import open_cpu_probe
 from harness.specs.probe import ProbeReport
 from harness.specs.run import ProbeConfig
 

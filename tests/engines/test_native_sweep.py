@@ -28,7 +28,7 @@ LARGER: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "moe_int
 @pytest.fixture(autouse=True)
 def _short_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody looks at their rates here."""
-    monkeypatch.setattr("harness.probe.cpu.PEAK_READING_S", 0.01)
+    monkeypatch.setattr("harness.probe.memory.PEAK_READING_S", 0.01)
 
 
 def run(

@@ -8,7 +8,7 @@ from scripted_reader import ScriptedReader
 
 from harness.errors import ConfigError, UnavailableError
 from harness.probe.base import Probe
-from harness.probe.cpu import CpuProbe, open_cpu_probe
+from harness.probe.memory import MemoryProbe, open_cpu_probe
 from harness.probe.pages import Pages, huge_bytes
 from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
@@ -23,15 +23,15 @@ def device(cache: int | None = CACHE, name: str = "test CPU") -> DeviceInfo:
 
 @pytest.fixture(autouse=True)
 def _no_products(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {"F32": 1.0})
+    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {"F32": 1.0})
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, available: int | None) -> None:
-    monkeypatch.setattr("harness.probe.cpu.available_memory_bytes", lambda: available)
+    monkeypatch.setattr("harness.probe.memory.available_memory_bytes", lambda: available)
 
 
 def surveyed_buffer_bytes(cache: int | None, config: ProbeConfig = QUICK) -> int:
-    return CpuProbe(config, ScriptedReader(), device(cache)).survey(None).buffer_bytes
+    return MemoryProbe(config, ScriptedReader(), device(cache)).survey(None).buffer_bytes
 
 
 def test_the_buffer_is_four_caches_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_configured_buffer_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_survey_compares_every_variant_and_thread_count() -> None:
     reader = ScriptedReader(num_threads=6)
-    report = CpuProbe(QUICK, reader, device()).survey(None)
+    report = MemoryProbe(QUICK, reader, device()).survey(None)
     assert [(point.variant, point.num_threads) for point in report.sweep] == [("one", 6), ("two", 6)]
     assert [point.num_threads for point in report.thread_curve] == [1, 2, 4, 6]
     assert len({point.variant for point in report.thread_curve}) == 1
@@ -66,7 +66,7 @@ def test_the_survey_compares_every_variant_and_thread_count() -> None:
 )
 def test_readings_are_of_a_partly_cached_working_set(caches: float, is_read: bool) -> None:
     reader = ScriptedReader()
-    probe: Probe = CpuProbe(QUICK, reader, device())
+    probe: Probe = MemoryProbe(QUICK, reader, device())
     working_set_bytes = int(caches * CACHE)
     report = probe.survey(working_set_bytes)
     expected = working_set_bytes // 128 * 128 if is_read else report.buffer_bytes
@@ -84,19 +84,19 @@ def test_readings_are_of_a_partly_cached_working_set(caches: float, is_read: boo
 
 def test_a_working_set_beyond_memory_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with_memory(monkeypatch, 8 * CACHE)
-    report = CpuProbe(QUICK, ScriptedReader(), device()).survey(3 * CACHE)
+    report = MemoryProbe(QUICK, ScriptedReader(), device()).survey(3 * CACHE)
     assert report.reading_buffer_bytes == report.buffer_bytes == 2 * CACHE
 
 
 def test_readings_are_of_random_words() -> None:
     reader = ScriptedReader()
-    CpuProbe(QUICK, reader, device()).survey(None)
+    MemoryProbe(QUICK, reader, device()).survey(None)
     assert reader.buffers[-1].history == ["copy", "write", "fill"]
 
 
 def test_read_needs_a_survey() -> None:
     with pytest.raises(ValueError, match="survey"):
-        CpuProbe(QUICK, ScriptedReader(), device()).read()
+        MemoryProbe(QUICK, ScriptedReader(), device()).read()
 
 
 def baseline_files(cache_folder: Path) -> list[Path]:
@@ -104,31 +104,31 @@ def baseline_files(cache_folder: Path) -> list[Path]:
 
 
 def test_the_first_survey_is_the_baseline(empty_cache: Path) -> None:
-    first = CpuProbe(QUICK, ScriptedReader(), device()).survey(None)
+    first = MemoryProbe(QUICK, ScriptedReader(), device()).survey(None)
     assert first.baseline_read_bytes_per_s == first.read_bytes_per_s
     (path,) = baseline_files(empty_cache)
     stored = json.loads(path.read_text())
     assert stored["read_bytes_per_s"] == first.read_bytes_per_s
     path.write_text(json.dumps(stored | {"read_bytes_per_s": 123.0}))
-    assert CpuProbe(QUICK, ScriptedReader(), device()).survey(None).baseline_read_bytes_per_s == 123.0
-    CpuProbe(QUICK, ScriptedReader(), device(name="another CPU")).survey(None)
-    CpuProbe(QUICK, ScriptedReader(num_threads=3), device()).survey(None)
+    assert MemoryProbe(QUICK, ScriptedReader(), device()).survey(None).baseline_read_bytes_per_s == 123.0
+    MemoryProbe(QUICK, ScriptedReader(), device(name="another CPU")).survey(None)
+    MemoryProbe(QUICK, ScriptedReader(num_threads=3), device()).survey(None)
     assert len(baseline_files(empty_cache)) == 3
 
 
 def test_a_small_buffer_is_no_baseline(empty_cache: Path) -> None:
     config = ProbeConfig(buffer_bytes=CACHE, survey_s=1e-6)
-    assert CpuProbe(config, ScriptedReader(), device()).survey(None).baseline_read_bytes_per_s is None
+    assert MemoryProbe(config, ScriptedReader(), device()).survey(None).baseline_read_bytes_per_s is None
     assert baseline_files(empty_cache) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"read_bytes_per_s": null}', "{}"])
 def test_a_damaged_baseline_is_named(empty_cache: Path, text: str) -> None:
-    CpuProbe(QUICK, ScriptedReader(), device()).survey(None)
+    MemoryProbe(QUICK, ScriptedReader(), device()).survey(None)
     (path,) = baseline_files(empty_cache)
     path.write_text(text)
     with pytest.raises(ConfigError, match="no baseline") as raised:
-        CpuProbe(QUICK, ScriptedReader(), device()).survey(None)
+        MemoryProbe(QUICK, ScriptedReader(), device()).survey(None)
     assert str(path) in raised.value.what
 
 
@@ -136,7 +136,7 @@ def test_a_baseline_that_cannot_be_stored(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(UnavailableError, match="can't be written"):
-        CpuProbe(QUICK, ScriptedReader(), device()).survey(None)
+        MemoryProbe(QUICK, ScriptedReader(), device()).survey(None)
 
 
 def test_neither_compiler_nor_torch(monkeypatch: pytest.MonkeyPatch) -> None:

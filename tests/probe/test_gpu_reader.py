@@ -10,8 +10,10 @@ torch = pytest.importorskip("torch")
 from harness.errors import UnavailableError  # noqa: E402
 from harness.gpu_build import load_gpu_kernel  # noqa: E402
 from harness.probe import gpu_reader  # noqa: E402
+from harness.probe.memory import MemoryProbe, Place  # noqa: E402
 from harness.probe.timing import pass_s  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
+from harness.specs.run import ProbeConfig  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -74,3 +76,17 @@ def test_a_refused_launch_says_why(reader: gpu_reader.GpuReader) -> None:
     buffer.close()
     with pytest.raises(ValueError, match="closed"):
         buffer.read(reader.variants[0], 1)
+
+
+def test_the_probe_surveys_over_it_where_memory_says(reader: gpu_reader.GpuReader) -> None:
+    """A pass must be long beside its launch, and no more than a quarter of what is free is taken."""
+    place = Place(free_bytes=lambda: 64 << 10, least_buffer_bytes=1 << 20, torch_device="cpu")
+    device = HOST.model_copy(update={"last_level_cache_bytes": 128})
+    probe = MemoryProbe(ProbeConfig(survey_s=1e-6, reading_s=1e-6), reader, device, place)
+    report = probe.survey(None)
+    assert (report.method, report.buffer_bytes) == ("verified-read", 16 << 10)
+    assert {point.variant for point in report.sweep} == set(reader.variants)
+    assert probe.read().pass_bytes == report.buffer_bytes
+    probe.close()
+    roomy = Place(free_bytes=lambda: 1 << 20, least_buffer_bytes=8 << 10, torch_device="cpu")
+    assert MemoryProbe(ProbeConfig(survey_s=1e-6), reader, device, roomy).survey(None).buffer_bytes == 8 << 10

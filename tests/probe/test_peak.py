@@ -5,9 +5,9 @@ import math
 import pytest
 from scripted_reader import ScriptedReader
 
-from harness.probe import cpu, matmul
-from harness.probe.cpu import CpuProbe
+from harness.probe import matmul, memory
 from harness.probe.matmul import DTYPES, flop_per_s_now, peak_flop_per_s
+from harness.probe.memory import MemoryProbe
 from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
 
@@ -20,7 +20,8 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str, float]]:
     """(size, type, time asked for) of all products, which take as long as RATE says, every second one half as fast."""
     asked: list[tuple[int, str, float]] = []
 
-    def products_s(size: int, dtype: str, time_s: float) -> list[float]:
+    def products_s(size: int, dtype: str, time_s: float, device: str) -> list[float]:
+        assert device == "cpu"
         asked.append((size, dtype, time_s))
         one_s = 2 * size**3 / RATE
         count = max(1, math.floor(time_s / one_s))
@@ -79,14 +80,15 @@ def test_no_rate_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_probe_reads_a_peak_on_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, float]] = []
 
-    def rate(dtype: str, num_threads: int, time_s: float) -> float | None:
+    def rate(dtype: str, num_threads: int, time_s: float, device: str) -> float | None:
+        assert device == "cpu"
         asked.append((dtype, num_threads, time_s))
         return 3e12 if dtype == "BF16" else None
 
-    monkeypatch.setattr(cpu, "flop_per_s_now", rate)
-    probe = CpuProbe(ProbeConfig(survey_s=1e-6), ScriptedReader(num_threads=6), DEVICE)
+    monkeypatch.setattr(memory, "flop_per_s_now", rate)
+    probe = MemoryProbe(ProbeConfig(survey_s=1e-6), ScriptedReader(num_threads=6), DEVICE)
     reading = probe.read_peak("BF16")
     assert reading is not None
     assert (reading.dtype, reading.flop_per_s) == ("BF16", 3e12)
-    assert asked == [("BF16", 6, cpu.PEAK_READING_S)]
+    assert asked == [("BF16", 6, memory.PEAK_READING_S)]
     assert probe.read_peak("F8") is None

@@ -11,9 +11,9 @@ import pytest
 from harness.cpu_pool import CpuPool
 from harness.errors import MeasurementError
 from harness.kernel_build import kernel_source, load_kernel
-from harness.probe.cpu import CpuProbe, open_cpu_probe
 from harness.probe.kernel_reader import KernelBuffer, KernelReader
 from harness.probe.matmul import peak_flop_per_s
+from harness.probe.memory import MemoryProbe, open_cpu_probe
 from harness.probe.torch_reader import TorchReader
 from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
@@ -65,7 +65,7 @@ def test_copy_and_write_reach_every_word(flags: tuple[str, ...], cpu_pool: CpuPo
 
 
 def test_the_survey_of_a_small_buffer(cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {})
+    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
     probe = open_cpu_probe(QUICK, cpu_pool, DEVICE)
     report = probe.survey(2 * CACHE)
     assert report.method == "verified-read"
@@ -77,9 +77,9 @@ def test_the_survey_of_a_small_buffer(cpu_pool: CpuPool, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("place", [0, NUM_BYTES // 16, NUM_BYTES // 8 - 1])
 def test_one_flipped_bit_fails_the_reading(place: int, cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {})
+    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
     config = ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6, reading_s=1e-6)
-    probe = CpuProbe(config, KernelReader(cpu_pool), DEVICE)
+    probe = MemoryProbe(config, KernelReader(cpu_pool), DEVICE)
     probe.survey(None)
     probe.read()
     assert isinstance(probe._buffer, KernelBuffer)
@@ -108,9 +108,9 @@ def test_a_faulty_kernel_is_caught(
 ) -> None:
     if cpu_pool.num_threads == 1 and "thread" in fault:
         pytest.skip("needs two cores")
-    monkeypatch.setattr("harness.probe.cpu.peak_flop_per_s", lambda num_threads, time_s: {})
+    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
     reader = KernelReader(cpu_pool, planted(tmp_path, *FAULTS[fault]))
-    probe = CpuProbe(ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6), reader, DEVICE)
+    probe = MemoryProbe(ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6), reader, DEVICE)
     with pytest.raises(MeasurementError, match="checksum"):
         probe.survey(None)
     probe.close()

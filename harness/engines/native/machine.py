@@ -11,7 +11,7 @@ from harness.devices.gpu import detect_gpu
 from harness.errors import ConfigError, UnavailableError
 from harness.kernel_build import find_compiler
 from harness.probe.base import Probe
-from harness.probe.cpu import open_cpu_probe
+from harness.probe.memory import open_cpu_probe, open_gpu_probe
 from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
 
@@ -35,10 +35,13 @@ def open_executor(device: torch.device, threads: int | None) -> Executor:
 
 
 def open_probe(config: ProbeConfig, executor: Executor) -> Probe | None:
-    """Null where the device has none: verdicts then say `no-roof`."""
-    if executor.device.kind != "cpu":
+    """Null where the card's compiler is not here: verdicts then say `no-roof`."""
+    if executor.stream is None:
+        return open_cpu_probe(config, executor.pool, executor.device)
+    try:
+        return open_gpu_probe(config, executor.device, executor.stream)
+    except UnavailableError:
         return None
-    return open_cpu_probe(config, executor.pool, executor.device)
 
 
 def free_memory_bytes(device: DeviceInfo) -> int | None:

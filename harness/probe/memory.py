@@ -1,12 +1,17 @@
-"""The roof of a CPU: the fastest verified reader of its memory that we can write."""
+"""The roof of a device: the fastest verified reader of its memory that we can write."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 from harness.cpu_pool import CpuPool
 from harness.devices.cpu import available_memory_bytes
 from harness.errors import ConfigError
 from harness.probe.base import Probe
 from harness.probe.baseline import first_read_bytes_per_s
+from harness.probe.gpu_reader import GpuReader
 from harness.probe.kernel_reader import KernelReader
 from harness.probe.matmul import flop_per_s_now, peak_flop_per_s
 from harness.probe.reader import BUFFER_ALIGN_BYTES, Buffer, Reader
@@ -41,18 +46,46 @@ def open_cpu_probe(config: ProbeConfig, pool: CpuPool | None, device: DeviceInfo
     torch-reduction). UnavailableError where there is no torch either.
     """
     reader: Reader = TorchReader() if pool is None else KernelReader(pool)
-    return CpuProbe(config, reader, device)
+    return MemoryProbe(config, reader, device)
 
 
-class CpuProbe:
+@dataclass(frozen=True)
+class Place:
+    """Where the memory is that is read."""
+
+    free_bytes: Callable[[], int | None]
+    least_buffer_bytes: int
+    """A pass must be long beside what it takes to launch it and to hear of its end."""
+    torch_device: str
+    """Where matrix products are timed."""
+
+
+CPU = Place(free_bytes=lambda: available_memory_bytes(), least_buffer_bytes=0, torch_device="cpu")
+LEAST_GPU_BUFFER_BYTES = 4 << 30
+"""A millisecond at 4 TB/s, beside which a launch and its end of some 20 us are 2 per cent."""
+
+
+def open_gpu_probe(config: ProbeConfig, device: DeviceInfo, stream: Any) -> Probe:
+    """UnavailableError without the card's compiler."""
+
+    def free_bytes() -> int | None:
+        import torch
+
+        return int(torch.cuda.mem_get_info(stream.device)[0])
+
+    place = Place(free_bytes, LEAST_GPU_BUFFER_BYTES, str(stream.device))
+    return MemoryProbe(config, GpuReader(device, stream), device, place)
+
+
+class MemoryProbe:
     """Implements harness.probe.base.Probe over any Reader.
 
     Holds one buffer from the survey to close(): the large one, or one of the engine's working set where that
     is what readings are taken of.
     """
 
-    def __init__(self, config: ProbeConfig, reader: Reader, device: DeviceInfo) -> None:
-        self._config = config
+    def __init__(self, config: ProbeConfig, reader: Reader, device: DeviceInfo, place: Place = CPU) -> None:
+        self._config, self._place = config, place
         self._reader = reader
         self._device = device
         self._buffer: Buffer | None = None
@@ -89,7 +122,7 @@ class CpuProbe:
             write_bytes_per_s=write,
             sweep=sweep,
             thread_curve=curve,
-            peak_flop_per_s=peak_flop_per_s(self._reader.num_threads, self._share_s(_PEAK_FRAC)),
+            peak_flop_per_s=self._peaks(),
             baseline_read_bytes_per_s=self._baseline(best, buffer.num_bytes),
         )
 
@@ -105,7 +138,7 @@ class CpuProbe:
 
     def read_peak(self, dtype: str) -> PeakReading | None:
         """See Probe.read_peak."""
-        peak = flop_per_s_now(dtype, self._reader.num_threads, PEAK_READING_S)
+        peak = flop_per_s_now(dtype, self._reader.num_threads, PEAK_READING_S, self._place.torch_device)
         return None if peak is None else PeakReading(dtype=dtype, flop_per_s=peak)
 
     def close(self) -> None:
@@ -113,6 +146,9 @@ class CpuProbe:
         if self._buffer is not None:
             self._buffer.close()
         self._buffer = None
+
+    def _peaks(self) -> dict[str, float]:
+        return peak_flop_per_s(self._reader.num_threads, self._share_s(_PEAK_FRAC), self._place.torch_device)
 
     def _share_s(self, frac: float) -> float:
         return self._config.survey_s * frac
@@ -131,6 +167,7 @@ class CpuProbe:
         if self._config.buffer_bytes is None:
             cache = self._device.last_level_cache_bytes
             wanted = CACHES_PER_BUFFER * cache if cache else _BUFFER_OF_UNKNOWN_CACHE_BYTES
+            wanted = max(wanted, self._place.least_buffer_bytes)
             return _whole_lines(min(wanted, int(available * _MEMORY_FRAC)))
         if self._config.buffer_bytes > available:
             raise ConfigError(
@@ -140,7 +177,7 @@ class CpuProbe:
         return _whole_lines(self._config.buffer_bytes)
 
     def _available_bytes(self) -> int:
-        known = (available_memory_bytes(), self._device.memory_bytes, _UNKNOWN_MEMORY_BYTES)
+        known = (self._place.free_bytes(), self._device.memory_bytes, _UNKNOWN_MEMORY_BYTES)
         return next(num_bytes for num_bytes in known if num_bytes is not None)
 
     def _prepare_readings(self, buffer: Buffer, working_set_bytes: int | None) -> float | None:

@@ -87,7 +87,7 @@ def find_command(variable: str, names: tuple[str, ...], what: str, mend: str) ->
 
 def compiler_version() -> str:
     """First line of what the C++ compiler says of itself; UnavailableError without one."""
-    return _compiler_version(tuple(find_compiler()))
+    return _compiler_version(tuple(find_compiler())).partition("\n")[0]
 
 
 @functools.cache

@@ -30,9 +30,15 @@ class Sampler:
         """One call, and its end."""
         import torch
 
+        self._wait()  # for operands that were made on another stream
         on_stream = contextlib.nullcontext() if self._on_cpu else torch.cuda.stream(self._executor.stream)
         with torch.inference_mode(), on_stream:
             launch()
+        self._wait()
+
+    def _wait(self) -> None:
+        import torch
+
         if not self._on_cpu:
             torch.cuda.synchronize()
 
@@ -66,6 +72,7 @@ class Sampler:
         import torch
 
         graph = torch.cuda.CUDAGraph()
+        self._wait()
         with torch.inference_mode(), torch.cuda.graph(graph, stream=self._executor.stream):
             for launch in launches[1:]:
                 launch()

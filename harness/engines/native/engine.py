@@ -55,6 +55,7 @@ class NativeDecoding:
         """One decode step: the list itself on a CPU, its captured graph on a GPU."""
         if not self._has_graph:
             return step.run
+        torch.cuda.synchronize()  # weights were loaded on another stream
         with torch.cuda.stream(self._executor.stream):
             step.run()  # compilations and library handles happen outside the capture
         torch.cuda.synchronize()

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Everything that needs a card, in under 8 minutes on one: the tests marked `card`, a run with its probe and verdict, the
+# A/B of products, attention and the delta rule, and graph on against off. What each printed stays in a folder.
+#
+#   scripts/gpu_check.sh [FOLDER]        PYTHON=python3: an interpreter that has this package and a torch that sees the card
+#
+# Each step has a limit of its own, so that a compiler that hangs does not take the others with it; the summary names what
+# failed and what ran past its limit (124). Exit code: 1 if any step failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+folder=${1:-gpu-check}
+python=${PYTHON:-python3}
+mkdir -p "$folder"
+: >"$folder/summary.txt"
+failed=0
+
+step() { # NAME LIMIT_S COMMAND...: its output in NAME.txt, one line in the summary
+  local name=$1 limit_s=$2 begin_s=$SECONDS code
+  shift 2
+  timeout "$limit_s" "$@" >"$folder/$name.txt" 2>&1
+  code=$?
+  # 4: a measurement was judged invalid or unstable, which is an answer
+  if ((code != 0 && code != 4)); then failed=1; fi
+  printf '%-22s exit %3d  %4d s\n' "$name" "$code" $((SECONDS - begin_s)) | tee -a "$folder/summary.txt"
+}
+
+harness() { # NAME LIMIT_S ARGUMENTS...
+  local name=$1 limit_s=$2
+  shift 2
+  step "$name" "$limit_s" "$python" -c 'from harness.cli.main import main; main()' "$@"
+}
+
+"$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || {
+  echo "torch sees no card here: set PYTHON to an interpreter whose torch does" >&2
+  exit 3
+}
+runs=("--runs-dir" "$folder/runs")
+ab=("--device" cuda "--blocks" 8 "--max-blocks" 8 "${runs[@]}")
+harness doctor 20 doctor
+step kernel-tests 100 "$python" -m pytest -q -m card -p no:cacheprovider tests/kernels/gpu
+harness bench 60 bench configs/runs/qwen3-0.6b.yaml --set engine.device=cuda --set workload.repeats=3 "${runs[@]}"
+harness ab-linear 90 ab linear --model qwen3-0.6b --batch 1,4 "${ab[@]}"
+harness ab-attention 70 ab attention --model qwen3-0.6b --contexts 2048,8192 "${ab[@]}"
+harness ab-linear-attention 40 ab linear-attention --model qwen3.5-1b-scaled "${ab[@]}"
+harness ab-graph 40 ab run configs/runs/ab/graph-off.yaml configs/runs/ab/graph-on.yaml --set engine.device=cuda "${runs[@]}"
+step triton-tests 60 "$python" -m pytest -q -m card -p no:cacheprovider -x tests/triton_kernels/numerics
+cat "$folder/summary.txt"
+exit "$failed"

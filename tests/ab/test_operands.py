@@ -6,9 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from operand_checks import attention, delta, linear  # noqa: E402
+from operand_checks import assert_right, attention, delta, linear  # noqa: E402
 
 from harness.ab.operands.base import NUM_CHECKS, checksum, fill_places  # noqa: E402
+from harness.backends.base import Executor  # noqa: E402
+from harness.backends.registry import attention_backends  # noqa: E402
+from harness.devices.cpu import detect_cpu  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -74,3 +77,9 @@ def test_only_the_first_and_the_last_place_are_drawn() -> None:
     fill_places(places, torch.Generator().manual_seed(1))
     assert torch.equal(places[0], places[1]) and torch.equal(places[0], places[2])
     assert not torch.equal(places[0], places[3])
+
+
+@pytest.mark.parametrize("m", [1, 64])
+def test_a_library_that_rounds_the_softmax_is_not_called_wrong(m: int) -> None:
+    """torch rounds weights to bf16: over 2,048 places its worst value errs by 1.0 to 1.1 times one rounding."""
+    assert_right(attention_backends.get("torch-sdpa"), attention(m, 2048, 2, 128), Executor(detect_cpu()))

@@ -82,7 +82,7 @@ def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: 
     config = record.config
     on = torch_device(config.device)
     arena = Arena(wanted, record.dtype, executor.device, on, config.seed)
-    probe = open_probe(ProbeConfig(reading_s=READING_S, survey_s=SURVEY_S), executor)
+    probe = open_probe(ProbeConfig(reading_s=READING_S, survey_s=SURVEY_S), executor, say)
     with contextlib.closing(probe) if probe is not None else contextlib.nullcontext():
         if probe is not None:
             say("probe: looking for the fastest verified reader")

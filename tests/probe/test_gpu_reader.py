@@ -90,3 +90,15 @@ def test_the_probe_surveys_over_it_where_memory_says(reader: gpu_reader.GpuReade
     probe.close()
     roomy = Place(free_bytes=lambda: 1 << 20, least_buffer_bytes=8 << 10, torch_device="cpu")
     assert MemoryProbe(ProbeConfig(survey_s=1e-6), reader, device, roomy).survey(None).buffer_bytes == 8 << 10
+
+
+def test_without_the_cards_compiler_there_is_no_probe_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.backends.base import Executor
+    from harness.engines.native.machine import open_probe
+
+    monkeypatch.setenv("HIPCC", "/no/such/hipcc")
+    card = DeviceInfo(kind="dcu", name="BW1000", arch="gfx936")
+    said: list[str] = []
+    stream = type("Stream", (), {"device": torch.device("cpu")})()
+    assert open_probe(ProbeConfig(), Executor(card, stream=stream), said.append) is None
+    assert len(said) == 1 and said[0].startswith("no probe, so no roof: HIPCC")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from harness.backends.base import Executor
@@ -34,13 +36,14 @@ def open_executor(device: torch.device, threads: int | None) -> Executor:
     return Executor(detect_gpu(device), stream=torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-def open_probe(config: ProbeConfig, executor: Executor) -> Probe | None:
-    """Null where the card's compiler is not here: verdicts then say `no-roof`."""
+def open_probe(config: ProbeConfig, executor: Executor, tell: Callable[[str], None]) -> Probe | None:
+    """Null where the card's compiler is not here: verdicts then say `no-roof`, and `tell` hears why."""
     if executor.stream is None:
         return open_cpu_probe(config, executor.pool, executor.device)
     try:
         return open_gpu_probe(config, executor.device, executor.stream)
-    except UnavailableError:
+    except UnavailableError as error:
+        tell(f"no probe, so no roof: {error.what} ({error.mend})")
         return None
 
 

@@ -41,6 +41,7 @@ class NativeRig:
         self._torch_device = torch_device(config.engine.device)
         check_runnable(model.spec, self._torch_device)  # before anything is measured
         self._source: TensorSource | None = None
+        self._probe_notes: list[str] = []
         self._executor = open_executor(self._torch_device, config.engine.threads)
         self.device = self._executor.device
         try:
@@ -50,7 +51,7 @@ class NativeRig:
             raise
 
     def open_probe(self) -> Probe | None:
-        return open_probe(self._config.probe, self._executor)
+        return open_probe(self._config.probe, self._executor, self._probe_notes.append)
 
     def open_engine(self, variant: NativeEngine | None = None) -> NativeDecoding:
         """variant: another way to do the same work; engines of one rig share their weights."""
@@ -71,9 +72,9 @@ class NativeRig:
         )  # fmt: skip
         decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
-        return NativeDecoding(
-            decoder, ops, executor, model, self._tokenizer(), load_s, engine.graph, _notes(engine, differences)
-        )
+        notes = (*_notes(engine, differences), *self._probe_notes)
+        tokenizer = self._tokenizer()
+        return NativeDecoding(decoder, ops, executor, model, tokenizer, load_s, engine.graph, notes)
 
     @property
     def _dtype(self) -> str:

@@ -159,7 +159,7 @@ class Registry(Generic[B]):
             self._unavailable[name] = f"{type(error).__name__}: {error}"
 
 
-linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch"))
+linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch-widened", "torch"))
 attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
 linear_attention_backends: Registry[LinearAttentionBackend] = Registry(
     "linear_attention", preference=("cpu-recurrent", "torch-recurrent")

@@ -41,7 +41,10 @@ def probe(
 
     report = probe_this_machine(threads, tell)
     curve = ", ".join(f"{point.num_threads}: {gb_per_s(point.read_bytes_per_s)}" for point in report.thread_curve)
-    peaks = ", ".join(f"{dtype} {flop_per_s(peak)}" for dtype, peak in report.peak_flop_per_s.items())
+    peaks = ", ".join(
+        f"{dtype} {flop_per_s(peak)} (in {report.peak_arithmetic.get(dtype, dtype)})"
+        for dtype, peak in report.peak_flop_per_s.items()
+    )
     lines = [
         (
             "read",

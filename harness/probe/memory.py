@@ -13,7 +13,7 @@ from harness.probe.base import Probe
 from harness.probe.baseline import first_read_bytes_per_s
 from harness.probe.gpu_reader import GpuReader
 from harness.probe.kernel_reader import KernelReader
-from harness.probe.matmul import flop_per_s_now, peak_flop_per_s
+from harness.probe.matmul import Peak, find_peaks, flop_per_s_now
 from harness.probe.reader import BUFFER_ALIGN_BYTES, Buffer, Reader
 from harness.probe.timing import Candidate, describe, fastest, move_bytes_per_s, pass_s, rounds_s, speed, sweep_points
 from harness.probe.torch_reader import TorchReader
@@ -90,6 +90,7 @@ class MemoryProbe:
         self._device = device
         self._buffer: Buffer | None = None
         self._best: Candidate = (reader.variants[0], reader.num_threads)
+        self._peaks: dict[str, Peak] = {}
 
     def survey(self, working_set_bytes: int | None) -> ProbeReport:
         """See Probe.survey. Takes about config.survey_s, at the least one pass of every candidate.
@@ -109,6 +110,7 @@ class MemoryProbe:
             copy = move_bytes_per_s(buffer, buffer.copy_halves, self._best, self._share_s(_COPY_FRAC))
             write = move_bytes_per_s(buffer, buffer.write, self._best, self._share_s(_WRITE_FRAC))
             working_set = self._prepare_readings(buffer, working_set_bytes)
+        self._peaks = find_peaks(self._reader.num_threads, self._share_s(_PEAK_FRAC), self._place.torch_device)
         return ProbeReport(
             method=self._reader.method,
             variant=describe(self._best),
@@ -122,7 +124,8 @@ class MemoryProbe:
             write_bytes_per_s=write,
             sweep=sweep,
             thread_curve=curve,
-            peak_flop_per_s=self._peaks(),
+            peak_flop_per_s={dtype: peak.flop_per_s for dtype, peak in self._peaks.items()},
+            peak_arithmetic={dtype: peak.arithmetic for dtype, peak in self._peaks.items()},
             baseline_read_bytes_per_s=self._baseline(best, buffer.num_bytes),
         )
 
@@ -137,18 +140,18 @@ class MemoryProbe:
         return ProbeReading(pass_bytes=self._buffer.num_bytes, passes_s=tuple(passes_s), variant=describe(self._best))
 
     def read_peak(self, dtype: str) -> PeakReading | None:
-        """See Probe.read_peak."""
-        peak = flop_per_s_now(dtype, self._reader.num_threads, PEAK_READING_S, self._place.torch_device)
-        return None if peak is None else PeakReading(dtype=dtype, flop_per_s=peak)
+        """See Probe.read_peak. In the arithmetic that the survey found the fastest for the type."""
+        if dtype not in self._peaks:
+            return None
+        arithmetic = self._peaks[dtype].arithmetic
+        now = flop_per_s_now(arithmetic, self._reader.num_threads, PEAK_READING_S, self._place.torch_device)
+        return None if now is None else PeakReading(dtype=dtype, flop_per_s=now)
 
     def close(self) -> None:
         """Gives the buffer's memory back. A second call does nothing."""
         if self._buffer is not None:
             self._buffer.close()
         self._buffer = None
-
-    def _peaks(self) -> dict[str, float]:
-        return peak_flop_per_s(self._reader.num_threads, self._share_s(_PEAK_FRAC), self._place.torch_device)
 
     def _share_s(self, frac: float) -> float:
         return self._config.survey_s * frac

@@ -54,6 +54,8 @@ class ProbeReport(Frozen):
     sweep: tuple[SweepPoint, ...] = ()
     thread_curve: tuple[SweepPoint, ...] = ()
     peak_flop_per_s: dict[str, PositiveFloat] = {}
-    """Largest matrix product on random data, by type."""
+    """Fastest matrix product on random data, by type, in whatever arithmetic that can do it."""
+    peak_arithmetic: dict[str, str] = {}
+    """The type that each of those was computed in: a CPU without bf16's instructions does BF16 faster in F32."""
     baseline_read_bytes_per_s: PositiveFloat | None = None
     """What this machine read when it was first probed."""

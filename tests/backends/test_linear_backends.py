@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.backends.base import Executor  # noqa: E402  # behind the skip
+from harness.backends.linear import torch_widened  # noqa: E402
 from harness.backends.registry import linear_backends  # noqa: E402
 from harness.errors import ConfigError, UnavailableError  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
@@ -165,6 +166,7 @@ def test_without_a_compiler_auto_takes_torch(monkeypatch):
         raise UnavailableError("no C++ compiler is on the PATH", "install g++")
 
     monkeypatch.setattr("harness.backends.launch.find_compiler", none_here)
+    monkeypatch.setattr(torch_widened, "multiplies", lambda dtype: True)
     problem = LinearProblem(m=1, n=16, k=32, dtype="BF16")
     assert linear_backends.choose("auto", problem, CPU).backend.name == "torch"
     choice = linear_backends.choose("cpu-gemv", problem, CPU)
@@ -172,8 +174,18 @@ def test_without_a_compiler_auto_takes_torch(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "m, device, name", [(1, CPU, "cpu-gemv"), (8, CPU, "cpu-gemv"), (9, CPU, "torch"), (1, GPU, "torch")]
+    "m, device, multiplies, name",
+    [
+        (1, CPU, True, "cpu-gemv"),
+        (8, CPU, False, "cpu-gemv"),
+        (9, CPU, True, "torch"),
+        (9, CPU, False, "torch-widened"),
+        (1, CPU, False, "cpu-gemv"),
+        (1, GPU, False, "torch"),
+    ],
 )
-def test_auto(m, device, name):
+def test_auto(m, device, multiplies, name, monkeypatch):
+    """multiplies: whether the CPU has the type's arithmetic."""
+    monkeypatch.setattr(torch_widened, "multiplies", lambda dtype: multiplies)
     problem = LinearProblem(m=m, n=16, k=32, dtype="BF16")
     assert linear_backends.choose("auto", problem, device).backend.name == name

@@ -8,6 +8,7 @@ from scripted_reader import ScriptedReader
 
 from harness.errors import ConfigError, UnavailableError
 from harness.probe.base import Probe
+from harness.probe.matmul import Peak
 from harness.probe.memory import MemoryProbe, open_cpu_probe
 from harness.probe.pages import Pages, huge_bytes
 from harness.specs.device import DeviceInfo
@@ -23,7 +24,9 @@ def device(cache: int | None = CACHE, name: str = "test CPU") -> DeviceInfo:
 
 @pytest.fixture(autouse=True)
 def _no_products(monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {"F32": 1.0})
+    monkeypatch.setattr(
+        "harness.probe.memory.find_peaks", lambda num_threads, time_s, device: {"F32": Peak(1.0, "F32")}
+    )
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, available: int | None) -> None:

@@ -6,7 +6,7 @@ import pytest
 from scripted_reader import ScriptedReader
 
 from harness.probe import matmul, memory
-from harness.probe.matmul import DTYPES, flop_per_s_now, peak_flop_per_s
+from harness.probe.matmul import DTYPES, Peak, find_peaks, flop_per_s_now
 from harness.probe.memory import MemoryProbe
 from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
@@ -52,7 +52,20 @@ def test_it_is_the_mean_and_not_the_best(products: list[tuple[int, str, float]])
     found = flop_per_s_now("BF16", 1, 8 * 2 * 512**3 / RATE * 1.01)
     assert products[-1][0] == 512
     assert found == pytest.approx(RATE / 1.5)
-    assert peak_flop_per_s(1, 1.0) == pytest.approx(dict.fromkeys(DTYPES, RATE))
+    assert [peak.flop_per_s for peak in find_peaks(1, 1.0).values()] == pytest.approx([RATE, RATE])
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("bf16_rate, way", [(1e9, "F32"), (4e10, "BF16")])
+def test_a_types_peak_is_that_of_the_fastest_arithmetic_that_holds_its_values(
+    monkeypatch: pytest.MonkeyPatch, bf16_rate: float, way: str
+) -> None:
+    """bf16 may be multiplied as fp32, fp32 never as bf16."""
+    rates = {"BF16": bf16_rate, "F32": RATE}
+    monkeypatch.setattr(matmul, "_products_s", lambda size, dtype, *_: [2 * size**3 / rates[dtype]])
+    found = find_peaks(1, 1.0)
+    assert [found["BF16"].flop_per_s, found["F32"].flop_per_s] == pytest.approx([max(bf16_rate, RATE), RATE])
+    assert (found["BF16"].arithmetic, found["F32"].arithmetic) == (way, "F32")
 
 
 @pytest.mark.torch
@@ -77,18 +90,22 @@ def test_no_rate_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert flop_per_s_now("F32", 1, 0.01) is None
 
 
-def test_the_probe_reads_a_peak_on_its_own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_reads_a_peak_on_its_own_threads_in_the_surveys_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int, float]] = []
 
     def rate(dtype: str, num_threads: int, time_s: float, device: str) -> float | None:
         assert device == "cpu"
         asked.append((dtype, num_threads, time_s))
-        return 3e12 if dtype == "BF16" else None
+        return 3e12 if dtype == "F32" else None
 
     monkeypatch.setattr(memory, "flop_per_s_now", rate)
+    monkeypatch.setattr(memory, "find_peaks", lambda *_: {"BF16": Peak(4e12, "F32")})
     probe = MemoryProbe(ProbeConfig(survey_s=1e-6), ScriptedReader(num_threads=6), DEVICE)
+    assert probe.read_peak("BF16") is None, "before the survey nothing is known"
+    report = probe.survey(None)
+    assert (report.peak_flop_per_s, report.peak_arithmetic) == ({"BF16": 4e12}, {"BF16": "F32"})
     reading = probe.read_peak("BF16")
     assert reading is not None
     assert (reading.dtype, reading.flop_per_s) == ("BF16", 3e12)
-    assert asked == [("BF16", 6, memory.PEAK_READING_S)]
+    assert asked == [("F32", 6, memory.PEAK_READING_S)]
     assert probe.read_peak("F8") is None

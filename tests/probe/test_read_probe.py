@@ -12,7 +12,7 @@ from harness.cpu_pool import CpuPool
 from harness.errors import MeasurementError
 from harness.kernel_build import kernel_source, load_kernel
 from harness.probe.kernel_reader import KernelBuffer, KernelReader
-from harness.probe.matmul import peak_flop_per_s
+from harness.probe.matmul import find_peaks
 from harness.probe.memory import MemoryProbe, open_cpu_probe
 from harness.probe.torch_reader import TorchReader
 from harness.specs.device import DeviceInfo
@@ -65,7 +65,7 @@ def test_copy_and_write_reach_every_word(flags: tuple[str, ...], cpu_pool: CpuPo
 
 
 def test_the_survey_of_a_small_buffer(cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch, empty_cache: Path) -> None:
-    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
+    monkeypatch.setattr("harness.probe.memory.find_peaks", lambda num_threads, time_s, device: {})
     probe = open_cpu_probe(QUICK, cpu_pool, DEVICE)
     report = probe.survey(2 * CACHE)
     assert report.method == "verified-read"
@@ -77,7 +77,7 @@ def test_the_survey_of_a_small_buffer(cpu_pool: CpuPool, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("place", [0, NUM_BYTES // 16, NUM_BYTES // 8 - 1])
 def test_one_flipped_bit_fails_the_reading(place: int, cpu_pool: CpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
+    monkeypatch.setattr("harness.probe.memory.find_peaks", lambda num_threads, time_s, device: {})
     config = ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6, reading_s=1e-6)
     probe = MemoryProbe(config, KernelReader(cpu_pool), DEVICE)
     probe.survey(None)
@@ -108,7 +108,7 @@ def test_a_faulty_kernel_is_caught(
 ) -> None:
     if cpu_pool.num_threads == 1 and "thread" in fault:
         pytest.skip("needs two cores")
-    monkeypatch.setattr("harness.probe.memory.peak_flop_per_s", lambda num_threads, time_s, device: {})
+    monkeypatch.setattr("harness.probe.memory.find_peaks", lambda num_threads, time_s, device: {})
     reader = KernelReader(cpu_pool, planted(tmp_path, *FAULTS[fault]))
     probe = MemoryProbe(ProbeConfig(buffer_bytes=NUM_BYTES, survey_s=1e-6), reader, DEVICE)
     with pytest.raises(MeasurementError, match="checksum"):
@@ -142,4 +142,4 @@ def test_torch_finds_a_flipped_word() -> None:
 
 def test_no_peak_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.probe.matmul.find_spec", lambda name: None)
-    assert peak_flop_per_s(1, 1.0) == {}
+    assert find_peaks(1, 1.0) == {}

@@ -4,10 +4,12 @@
 // by -march. All arithmetic is fp32; bf16 is a storage format, and every store to it rounds to nearest even.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <type_traits>
 #include <utility>
 
 #if defined(__AVX2__)
@@ -112,22 +114,105 @@ inline void store(T* to, vec value, int64_t count) {
   memcpy(to, lanes, count * sizeof(T));
 }
 
+// --- whole registers -------------------------------------------------------------------------------------------
+
+// A register's worth of T as fp32: one vector, or two of bf16. bf16 is taken apart where it stands: of each 32-bit word
+// the lower half, shifted, is the one value and the upper half, cut off, the other. That is one operation a vector,
+// where widening in order takes two; the first vector holds the values in even places, the second those in odd ones,
+// which is all the same to a sum of products. "Wide order" is that of a register after a register so taken apart.
+template <class T>
+constexpr int kVecs = sizeof(float) / sizeof(T);
+template <class T>
+constexpr int64_t kPerRegister = kLanes * kVecs<T>;
+template <class T>
+struct Wide {
+  vec v[kVecs<T>];
+};
+
+inline Wide<float> load_wide(const float* from) { return {{load(from)}}; }
+
+inline Wide<bf16> load_wide(const bf16* from) {
+  vec_bits words;
+  memcpy(&words, from, sizeof words);
+  return {{reinterpret_cast<vec>(words << 16), reinterpret_cast<vec>(words & 0xffff0000)}};
+}
+
+inline void store_wide(float* to, Wide<float> value) { store(to, value.v[0]); }
+
+inline void store_wide(bf16* to, Wide<bf16> value) {
+  const vec_bits words = round_to_bf16(value.v[0]) | round_to_bf16(value.v[1]) << 16;
+  memcpy(to, &words, sizeof words);
+}
+
+// The ragged end, as above.
+template <class T>
+inline Wide<T> load_wide(const T* from, int64_t count) {
+  if (count >= kPerRegister<T>) return load_wide(from);
+  T padded[kPerRegister<T>] = {};
+  memcpy(padded, from, count * sizeof(T));
+  return load_wide(padded);
+}
+
+template <class T>
+inline void store_wide(T* to, Wide<T> value, int64_t count) {
+  if (count >= kPerRegister<T>) return store_wide(to, value);
+  T padded[kPerRegister<T>];
+  store_wide(padded, value);
+  memcpy(to, padded, count * sizeof(T));
+}
+
 // --- products ---------------------------------------------------------------------------------------------------
 
-// accumulator + the products of one cache line of each. With AVX-512 BF16 the products of a pair of columns are added
-// before they meet the accumulator, and denormals count as zero.
+// What a run of T is multiplied with: bf16 as it is where there is an instruction for it, else fp32 in T's wide order.
+// A product's other side is used again and again, so it is brought into that form once, in whole lines.
 template <class T>
-inline vec add_line(vec accumulator, const T* a, const T* b) {
-  for (int64_t i = 0; i < kLineBytes / int64_t{sizeof(T)}; i += kLanes) accumulator += load(a + i) * load(b + i);
+constexpr int64_t kPerLine = kLineBytes / sizeof(T);
+#if defined(__AVX512BF16__)
+template <class T>
+using Factor = T;
+#else
+template <class T>
+using Factor = float;
+#endif
+
+inline int64_t whole_lines(int64_t count, int64_t per_line) { return (count + per_line - 1) / per_line * per_line; }
+
+// x[0, count) as factors, zeros up to the end of a line of T.
+template <class T>
+inline void make_factors(const T* x, int64_t count, Factor<T>* to) {
+  const int64_t whole = whole_lines(count, kPerLine<T>);
+  if constexpr (std::is_same_v<Factor<T>, T>) {
+    std::copy_n(x, count, to);
+    std::fill(to + count, to + whole, T{});
+    return;
+  }
+  for (int64_t i = 0; i < whole; i += kPerRegister<T>) {
+    const Wide<T> value = load_wide(x + i, std::max(count - i, int64_t{0}));
+    for (int part = 0; part < kVecs<T>; ++part) store(to + i + part * kLanes, value.v[part]);
+  }
+}
+
+// accumulator + the products of a register of T with its factors. With AVX-512 BF16 the products of a pair of columns
+// are added before they meet the accumulator, and denormals count as zero.
+template <class T>
+inline vec add_register(vec accumulator, const T* a, const float* factors) {
+  const Wide<T> value = load_wide(a);
+  for (int part = 0; part < kVecs<T>; ++part) accumulator += value.v[part] * load(factors + part * kLanes);
   return accumulator;
 }
 
 #if defined(__AVX512BF16__)
-inline vec add_line(vec accumulator, const bf16* a, const bf16* b) {
+inline vec add_register(vec accumulator, const bf16* a, const bf16* factors) {
   const auto pairs = [](const bf16* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); };
-  return _mm512_dpbf16_ps(accumulator, pairs(a), pairs(b));
+  return _mm512_dpbf16_ps(accumulator, pairs(a), pairs(factors));
 }
 #endif
+
+template <class T>
+inline vec add_line(vec accumulator, const T* a, const Factor<T>* factors) {
+  for (int64_t i = 0; i < kPerLine<T>; i += kPerRegister<T>) accumulator = add_register(accumulator, a + i, factors + i);
+  return accumulator;
+}
 
 // --- across lanes ----------------------------------------------------------------------------------------------
 

@@ -25,6 +25,11 @@ GPU_KERNEL_DTYPES = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 GPU_KINDS = ("cuda", "rocm", "dcu")
 
 
+def whole_lines(count: int) -> int:
+    """Rounded up to a cache line of bf16: the width of a row that a CPU kernel keeps in its scratch memory."""
+    return -(-count // 32) * 32
+
+
 def cpu_kernel_support(dtype: str, device: DeviceInfo) -> Support:
     """Whether a CPU kernel of this type can be built and run here."""
     if device.kind != "cpu":

@@ -6,7 +6,8 @@
 // than one run does (on a Sapphire Rapids core 8 runs read 1.3 times as fast as one; neighbouring rows do not help, as
 // they share their pages). Software prefetch carries the runs across page ends, where hardware prefetchers stop.
 //
-// Accumulates in fp32. With AVX-512 BF16 the products of a pair of columns are added before they meet the accumulator,
+// x is brought into the form that products take (simd.h) once a launch, and a line of the weight is widened once for all
+// rows of x. Accumulates in fp32. With AVX-512 BF16 the products of a pair of columns are added before they meet the accumulator,
 // and denormals count as zero: results differ from the other variants in the last bits.
 #include <cstdint>
 #include <cstring>
@@ -18,16 +19,12 @@ namespace {
 
 constexpr int64_t kMaxRows = 8;
 constexpr int64_t kMaxStreams = 8;
-// Accumulators that the registers hold beside the operands: bf16 that must be widened takes more of them.
-#if defined(__AVX512BF16__)
-constexpr int kAccumulators = 16;
-#else
-constexpr int kAccumulators = kLanes == 16 ? 8 : 4;
-#endif
+// Accumulators that the registers hold beside the operands: of 32 with AVX-512, of 16 with less.
+constexpr int kAccumulators = kLanes == 16 ? 16 : 8;
 
 template <class T>
 struct Gemv {
-  const T* x;
+  const Factor<T>* x;
   const T* weight;
   const T* bias;  // may be null
   void* out;
@@ -42,22 +39,20 @@ void store_as(void* out, int64_t index, float value) {
 
 // The last columns, where less than a line is left.
 template <class T>
-vec add_tail(vec accumulator, const T* weight, const T* x, int64_t count) {
-  T padded_weight[kLineBytes / sizeof(T)] = {}, padded_x[kLineBytes / sizeof(T)] = {};
-  memcpy(padded_weight, weight, count * sizeof(T));
-  memcpy(padded_x, x, count * sizeof(T));
-  return add_line(accumulator, padded_weight, padded_x);
+vec add_tail(vec accumulator, const T* weight, const Factor<T>* x, int64_t count) {
+  T padded[kPerLine<T>] = {};
+  memcpy(padded, weight, count * sizeof(T));
+  return add_line(accumulator, padded, x);
 }
 
 // Row `row` of the first stream and the rows `stream_rows`, 2 stream_rows, ... behind it, against M rows of x.
 template <class T, int M, int Streams>
 void one_row_of_each(const Gemv<T>& g, int64_t row, int64_t stream_rows) {
-  constexpr int64_t kColumns = kLineBytes / sizeof(T);
   const T* weight = g.weight + row * g.k;
   const int64_t stream = stream_rows * g.k;
   vec sums[Streams][M] = {};
   int64_t column = 0;
-  for (; column + kColumns <= g.k; column += kColumns)
+  for (; column + kPerLine<T> <= g.k; column += kPerLine<T>)
     for (int s = 0; s < Streams; ++s) {
       const T* line = weight + s * stream + column;
       __builtin_prefetch(reinterpret_cast<const char*>(line) + g.prefetch_bytes);
@@ -104,12 +99,16 @@ Rows<T> pick(int64_t m, int64_t num_streams) {
 }
 
 // x [m, k] and out [m, n] have row strides in elements; weight [n, k] and bias [n] (or null) are contiguous. 1 <= m <= 8.
+// scratch: m rows of k floats, k rounded up to 32.
 // num_streams: 1, 2, 4 or 8 runs a thread, fewer where registers are too few. prefetch_bytes: how far ahead of a load
 // its run is prefetched; 0 does nothing.
 template <class T, class Out>
-void gemv(const T* x, const T* weight, const T* bias, Out* out, int64_t m, int64_t n, int64_t k, int64_t x_stride,
-          int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
-  const Gemv<T> g{x, weight, bias, out, store_as<Out>, k, x_stride, out_stride, prefetch_bytes};
+void gemv(const T* x, const T* weight, const T* bias, Out* out, float* scratch, int64_t m, int64_t n, int64_t k,
+          int64_t x_stride, int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
+  auto* factors = reinterpret_cast<Factor<T>*>(scratch);
+  const int64_t stride = whole_lines(k, kPerLine<T>);
+  for (int64_t row = 0; row < m; ++row) make_factors(x + row * x_stride, k, factors + row * stride);
+  const Gemv<T> g{factors, weight, bias, out, store_as<Out>, k, stride, out_stride, prefetch_bytes};
   const Rows<T> kernel = pick<T>(m, num_streams);
   for_each_piece(pool, n, kMaxStreams, [&](int64_t begin, int64_t end) { kernel(g, begin, end); });
 }

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from native_calls import Guarded, assert_close, exact, stored
 
+from harness.backends.launch import whole_lines
+
 pytestmark = pytest.mark.compiler
 
 ROUNDING = {"bf16": 2.0**-8, "f32": 2.0**-20}
@@ -20,7 +22,7 @@ def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_conte
     if dtype == "bf16":
         assert np.isnan(exact(k_cache)[:, context:]).all()
     out = Guarded((kv_heads * group, head_dim), dtype)
-    scratch = Guarded(((kv_heads + pool[1] - 1) * group * (head_dim + 2),), "f32")
+    scratch = Guarded(((kv_heads + pool[1] - 1) * group * (whole_lines(head_dim) + 2),), "f32")
     sizes = (kv_heads, group, head_dim, max_context)
     filled = np.array([context])
     kernels("decode_attention")(f"decode_attention_{dtype}", q, k_cache, v_cache, filled, out, scratch, *sizes, pool[0])
@@ -48,7 +50,7 @@ def test_groups(kernels, pool, kernel_reference, dtype, group):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f32"])
-@pytest.mark.parametrize("head_dim", [16, 32, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [16, 32, 48, 80, 96, 128, 256])
 def test_head_dims(kernels, pool, kernel_reference, dtype, head_dim):
     check(kernels, pool, kernel_reference, dtype, 70, 5, head_dim)
 

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from native_calls import Guarded, assert_close, exact, stored
 
+from harness.backends.launch import whole_lines
+
 pytestmark = pytest.mark.compiler
 
 KINDS = [("bf16", "bf16"), ("bf16", "f32"), ("f32", "f32")]
@@ -16,8 +18,10 @@ def run(kernels, pool, kind, m, n, k, *, values, bias=True, streams=8, prefetch_
     x, weight, b = (stored(values(shape), dtype) for shape in ((m, k + x_gap), (n, k), (n,)))
     out = Guarded((m, n + out_gap), out_dtype)
     strides = (k + x_gap, n + out_gap)
+    scratch = Guarded((m, whole_lines(k)), "f32")
     sizes = (m, n, k, *strides, streams, prefetch_bytes)
-    kernels("gemv")(f"gemv_{dtype}_{out_dtype}", x, weight, b if bias else None, out, *sizes, pool[0])
+    kernels("gemv")(f"gemv_{dtype}_{out_dtype}", x, weight, b if bias else None, out, scratch, *sizes, pool[0])
+    scratch.result()
     return out.result(), exact(x)[:, :k], exact(weight), exact(b) if bias else None
 
 
@@ -76,5 +80,7 @@ def test_strided_rows(kernels, pool, kernel_reference):
 def test_nan_and_infinity_pass_through(kernels, pool):
     x, weight, out = stored(np.ones((1, 64)), "bf16"), np.ones((3, 64)), Guarded((1, 3), "bf16")
     weight[0, 5], weight[1, 60] = np.nan, np.inf
-    kernels("gemv")("gemv_bf16_bf16", x, stored(weight, "bf16"), None, out, 1, 3, 64, 64, 3, 8, 1024, pool[0])
+    sizes = (1, 3, 64, 64, 3, 8, 1024)
+    scratch = np.empty(64, dtype=np.float32)
+    kernels("gemv")("gemv_bf16_bf16", x, stored(weight, "bf16"), None, out, scratch, *sizes, pool[0])
     np.testing.assert_array_equal(out.result(), [[np.nan, np.inf, 64.0]])

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
 from harness.backends.base import AttentionBackend, Executor, Launch, Support
-from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support
+from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import attention_backend
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
@@ -57,7 +57,7 @@ class CpuDecode(AttentionBackend):
         kv_heads, head_dim = problem.num_kv_heads, problem.head_dim
         group = problem.num_heads // kv_heads
         threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
-        scratch = torch.empty((kv_heads + threads - 1) * group * (head_dim + 2), dtype=torch.float32)
+        scratch = torch.empty((kv_heads + threads - 1) * group * (whole_lines(head_dim) + 2))
         kernel = f"decode_attention_{KERNEL_DTYPES[problem.dtype]}"
         sizes = (kv_heads, group, head_dim, problem.max_context)
         tensors = (q, k_cache, v_cache, context, out, scratch)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
-from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support
+from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, as_loaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
@@ -45,8 +46,10 @@ class CpuGemv(LinearBackend):
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         n, k = packed.weight.shape
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
+        scratch = torch.empty(x.shape[0], whole_lines(k))
         sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), NUM_STREAMS, PREFETCH_BYTES)
-        return bind_kernel(self._library, kernel, (x, packed.weight, packed.bias, out, *sizes), self._executor)
+        tensors = (x, packed.weight, packed.bias, out, scratch)
+        return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
 
 
 def _suffix(tensor: Tensor) -> str:

@@ -36,11 +36,12 @@ def rows_of(model: Path, runs: Path, *backends: str, **settings: Any) -> list[Ab
 
 def test_every_linear_backend_on_every_shape(model: Path, tmp_path: Path) -> None:
     rows = rows_of(model, tmp_path)
-    assert {row.backend for row in rows if row.status == "ok"} == {"cpu-gemv", "torch", "torch-mv"}
-    assert {row.role for row in rows} == {"q", "k/v", "o", "gate/up", "down", "qkv", "gate_up", "lm_head"}
     timed = [row for row in rows if row.status == "ok"]
+    assert {row.backend for row in timed} - {"onednn"} == {"cpu-gemv", "torch", "torch-mv"}  # onednn: CPUs with AVX-512
+    assert {row.role for row in rows} == {"q", "k/v", "o", "gate/up", "down", "qkv", "gate_up", "lm_head"}
     assert all(row.call_s and row.probe_frac for row in timed)
-    assert all(row.read_bytes == 2 * row.problem.n * (row.problem.k + row.problem.bias) for row in timed)
+    whole = [row for row in timed if row.contest_legal]
+    assert all(row.read_bytes == 2 * row.problem.n * (row.problem.k + row.problem.bias) for row in whole)
     assert all(row.bytes_per_s == pytest.approx((row.read_bytes or 0) / (row.call_s or 1)) for row in timed)
     assert all(row.status == "unsupported" and row.why for row in rows if row not in timed)
 

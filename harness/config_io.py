@@ -3,7 +3,9 @@
 Precedence: a model's defaults, then the file, then `--set key=value` (dots go down: `workload.repeats=3`).
 """
 
+import contextlib
 import difflib
+import os
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +32,20 @@ def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = (
         return model.model_validate(data)
     except ValidationError as fault:
         raise _explain(fault, path, root, data, model, set_from) from None
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file as a whole: beside it first, then renamed. ConfigError where it can't be; the old one then stays."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(text.encode())
+        temporary.replace(path)
+    except OSError as fault:
+        raise ConfigError(f"{path}: {fault.strerror}", "free some space, or make the folder writable") from None
+    finally:
+        with contextlib.suppress(OSError):  # what could not be made can't be removed either
+            temporary.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> tuple[yaml.Node | None, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
 import platform
 import re
 from collections.abc import Iterable
@@ -13,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from harness.config_io import load_yaml_model
+from harness.config_io import load_yaml_model, replace_file
 from harness.errors import ConfigError, UnavailableError
 from harness.kernel_build import compiler_version
 from harness.resources import kernels_dir
@@ -89,16 +87,7 @@ def save_entries(
         fresh, _ = load_fitting(path, device, dtype, force=False)
     table = fresh.merged(entries)
     text = yaml.safe_dump(table.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as fault:
-        raise ConfigError(f"{path}: {fault.strerror}", "free some space, or make the folder writable") from None
-    finally:
-        with contextlib.suppress(OSError):  # what could not be made can't be removed either
-            temporary.unlink(missing_ok=True)
+    replace_file(path, text)
     return table
 
 

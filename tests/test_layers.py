@@ -45,6 +45,7 @@ LAYER = {
     "harness.kernel_build": 1,
     "harness.kernel_reference": 1,
     "harness.selection": 1,
+    "harness.tunableop": 1,
     "harness.gpu_build": 1,
     "harness.cpu_pool": 1,
     "harness.triton_kernels": 1,

@@ -64,7 +64,9 @@ def open_side(
         return side.refused(found.status, found.why)
     except Exception as error:  # noqa: BLE001 - anybody's backend may raise anything, and must not end the comparison
         return side.refused("failed", f"{type(error).__name__}: {error}")
-    row = side.row.model_copy(update={"read_bytes": bound.read_bytes, "write_bytes": bound.write_bytes})
+    row = side.row.model_copy(
+        update={"read_bytes": bound.read_bytes, "write_bytes": bound.write_bytes, "note": bound.note}
+    )
     return Side(row, bound.launches, call_s, getattr(backend, "uses_pool", False))
 
 

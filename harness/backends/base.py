@@ -73,6 +73,8 @@ class LinearBackend(Protocol):
     uses_pool: ClassVar[bool] = False
     """Runs on the executor's pool and not on torch's threads; may be left out. Decode attention chosen by `auto`
     follows: two kinds of threads on the same cores take turns spinning."""
+    note: str = ""
+    """What it settled on by itself when it was bound last, such as a library's kernel; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 

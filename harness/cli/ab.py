@@ -210,11 +210,17 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
             "of peak": percent(row.peak_frac),
             "times the baseline": _ratio(row),
             "rounds": row.num_pairs or MISSING,
-            "outcome": row.outcome if row.status == "ok" else f"{row.status}: {row.why}",
+            "outcome": _outcome(row),
             "us a token": _worth(row),
         }
         for row in rows
     ]  # fmt: skip
+
+
+def _outcome(row: "AbRow") -> str:
+    if row.status != "ok":
+        return f"{row.status}: {row.why}"
+    return f"{row.outcome} ({row.note})" if row.note else row.outcome
 
 
 def worth_lines(rows: "Sequence[AbRow]") -> list[str]:

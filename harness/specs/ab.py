@@ -128,6 +128,8 @@ class AbRow(Frozen):
     """failed: it raised. changes-operands: it wrote to its input or weight. undeclared-memory: it keeps more than it
     says."""
     why: str = ""
+    note: str = ""
+    """What the backend settled on by itself, such as a library's kernel."""
     contest_legal: bool
     call_s: PositiveFloat | None = None
     """Median over blocks."""

@@ -134,6 +134,12 @@ def test_settings_are_tried_and_the_best_is_compared(model: Path, tmp_path: Path
     assert {row.label for row in rows} == {"tunable loops=1"}
 
 
+def test_what_a_backend_settled_on_by_itself_is_in_its_rows(model: Path, tmp_path: Path, plant: Any) -> None:
+    plant("noting", right, note="kernel 7")
+    rows = rows_of(model, tmp_path, "noting")
+    assert {(row.backend, row.note) for row in rows} == {("noting", "kernel 7"), ("torch", "")}
+
+
 def test_a_winner_is_measured_once_more(model: Path, tmp_path: Path, plant: Any) -> None:
     def slow(x: Any, w: Any, b: Any, out: Any) -> None:
         for _ in range(30):

@@ -47,6 +47,8 @@ def test_an_ab_row_for_people() -> None:
     assert found["of probe"] == "90.0 %"
     assert found["times the baseline"] == "1.50 [1.40, 1.60]"
     assert found["outcome"] == "winner"
+    (noted,) = ab_table([timed.model_copy(update={"note": "kernel 7"})])
+    assert noted["outcome"] == "winner (kernel 7)"
 
 
 @pytest.mark.parametrize("status", ["unsupported", "incorrect"])

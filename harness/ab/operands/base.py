@@ -26,6 +26,8 @@ class Bound:
     write_bytes: int
     kept_bytes: int
     """Memory that the backend says it keeps beside the operands, for all places together."""
+    note: str = ""
+    """What the backend settled on by itself."""
 
 
 class Operands(Protocol):

@@ -38,11 +38,13 @@ class LinearOperands:
         made = backend(executor, **parameters)
         packed = [made.prepare(weight, self._bias, self._problem) for weight in self._weights]
         kept = getattr(made, "kept_bytes", lambda one: 0)
+        launches = tuple(made.bind(self._x, one, self._out) for one in packed)
         return Bound(
-            launches=tuple(made.bind(self._x, one, self._out) for one in packed),
+            launches=launches,
             read_bytes=made.read_bytes(packed[0], self._problem.m),
             write_bytes=0,
             kept_bytes=sum(kept(one) for one in packed),
+            note=getattr(made, "note", ""),
         )
 
     def pose(self, check: int) -> int:

@@ -36,21 +36,26 @@ class TorchLinear(LinearBackend):
         return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
-        weight, bias, transposed = packed.weight, packed.bias, packed.weight.t()
+        return bind_product(x, packed, out)
 
-        if out.dtype != x.dtype:  # torch's products write x's type only
 
-            def launch() -> None:
-                out.copy_(linear(x, weight, bias))
+def bind_product(x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
+    """torch's product on these buffers."""
+    weight, bias, transposed = packed.weight, packed.bias, packed.weight.t()
 
-        elif bias is None:
+    if out.dtype != x.dtype:  # torch's products write x's type only
 
-            def launch() -> None:
-                mm(x, transposed, out=out)
+        def launch() -> None:
+            out.copy_(linear(x, weight, bias))
 
-        else:
+    elif bias is None:
 
-            def launch() -> None:
-                addmm(bias, x, transposed, out=out)
+        def launch() -> None:
+            mm(x, transposed, out=out)
 
-        return launch
+    else:
+
+        def launch() -> None:
+            addmm(bias, x, transposed, out=out)
+
+    return launch

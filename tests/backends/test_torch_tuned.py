@@ -1,5 +1,6 @@
 """torch under TunableOp, with a scripted TunableOp in a real one's place: what tunes when, and what is on disk."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,14 @@ def test_it_is_torchs_product(scripted: ScriptedTunableOp, dtype: str, bias: boo
     assert_right(TorchTuned, linear(m, 33, 31, dtype, bias), EXECUTOR)
     assert scripted.products[:3] == ["default", "tuning", "tuned"]  # the file is opened once, two places are one shape
     assert set(scripted.products[3:]) == {"tuned"}
+
+
+def test_the_script_has_what_torch_has() -> None:
+    for name in ("enable", "tuning_enable", "set_filename", "read_file", "get_validators", "get_results"):
+        theirs, ours = (inspect.signature(getattr(one, name)) for one in (torch.cuda.tunable, ScriptedTunableOp()))
+        assert len(theirs.parameters) >= len(ours.parameters)
+        needed = [p for p in theirs.parameters.values() if p.default is inspect.Parameter.empty]
+        assert len(needed) <= len(ours.parameters)
 
 
 def test_binding_tunes_and_no_launch_does(scripted: ScriptedTunableOp) -> None:

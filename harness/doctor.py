@@ -1,14 +1,17 @@
 """`harness doctor`: what this machine has of what the harness uses, and what its lack means. Never a failure."""
 
 import importlib.util
+import os
+import re
 import shutil
 from dataclasses import dataclass
 from importlib import metadata
 
 from harness.devices.cpu import available_memory_bytes, detect_cpu
 from harness.environment import read_environment
-from harness.errors import UnavailableError
+from harness.errors import ConfigError, UnavailableError
 from harness.kernel_build import find_compiler
+from harness.tunableop import FILENAME, differences, read_tunings, results_path
 from harness.units import num_bytes
 
 
@@ -37,6 +40,7 @@ def examine() -> list[Finding]:
         _package("torch", "pip install torch: the native engine needs it"),
         _package("tokenizers", "pip install tokenizers: prompts as text need it"),
         _gpu(),
+        *_tunings(),
     ]
 
 
@@ -68,6 +72,34 @@ def _gpu() -> Finding:
     """By the drivers' own tools: asking torch would take seconds."""
     tools = [tool for tool in ("nvidia-smi", "hy-smi", "rocm-smi", "amd-smi") if shutil.which(tool)]
     return Finding("gpu", f"{', '.join(tools)} is here" if tools else "no driver tool; runs on the CPU", True)
+
+
+def _tunings() -> list[Finding]:
+    """Where torch is pointed at a file of TunableOp's: whether it would ignore it, which it does without an error. Of
+    the file's versions torch's own is known here; the libraries' and the card's are seen when it is used."""
+    if not os.environ.get(FILENAME):
+        return []
+    path = results_path(os.environ, ordinal=0)
+    if not path.exists():
+        return [Finding("TunableOp", f"{path} is not there yet", True)]
+    try:
+        tunings = read_tunings(path)
+    except ConfigError as fault:
+        return [Finding("TunableOp", fault.what, False, fault.mend)]
+    known = {name: value for name, value in tunings.validators.items() if name == "PT_VERSION"}
+    faults = ["CRLF line ends"] * tunings.has_crlf + differences(known, _torch_validator() or known)
+    if not faults:
+        return [Finding("TunableOp", f"{path}: {len(tunings.results)} products", True)]
+    return [Finding("TunableOp", f"{path}: {'; '.join(faults)}", False, "torch ignores it: mend it, or tune anew")]
+
+
+def _torch_validator() -> dict[str, str]:
+    """The version as TunableOp writes it: without what builds append."""
+    try:
+        number = re.match(r"\d+(\.\d+)*", metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return {}
+    return {"PT_VERSION": number.group()} if number else {}
 
 
 def one_line(findings: list[Finding]) -> str:

@@ -42,16 +42,16 @@ class NativeRig:
         check_runnable(model.spec, self._torch_device)  # before anything is measured
         self._source: TensorSource | None = None
         self._probe_notes: list[str] = []
-        self._executor = open_executor(self._torch_device, config.engine.threads)
-        self.device = self._executor.device
+        self.executor = open_executor(self._torch_device, config.engine.threads)
+        self.device = self.executor.device
         try:
             self._selection(config.engine)
         except ConfigError:
-            self._executor.close()
+            self.executor.close()
             raise
 
     def open_probe(self) -> Probe | None:
-        return open_probe(self._config.probe, self._executor, self._probe_notes.append)
+        return open_probe(self._config.probe, self.executor, self._probe_notes.append)
 
     def open_engine(self, variant: NativeEngine | None = None) -> NativeDecoding:
         """variant: another way to do the same work; engines of one rig share their weights."""
@@ -59,7 +59,7 @@ class NativeRig:
         max_context, batch = self._max_context(), self._config.largest_batch
         self._check_memory(dtype, max_context, batch)
         started = time.perf_counter()
-        source, executor = self._weights(), self._executor
+        source, executor = self._weights(), self.executor
         table, differences = self._selection(engine)
         ops = OpTable(executor, engine, dtype, table)
         # On the launching thread alone, in prefill too: between torch's products its threads still spin on the cores
@@ -141,7 +141,7 @@ class NativeRig:
             raise ConfigError(f"{folder / 'tokenizer.json'}: {fault}", "download the file again") from fault
 
     def close(self) -> None:
-        self._executor.close()
+        self.executor.close()
 
 
 def _notes(engine: NativeEngine, differences: list[str]) -> tuple[str, ...]:

@@ -1,38 +1,37 @@
-"""Loads kernels/<op>/triton_kernel.py: sources that Triton compiles for whatever card is here.
+"""Loads the Triton kernels of kernels/<op>: sources that Triton compiles for whatever card is here.
 
-kernels/ is data and no package, so a file is loaded by its path and under a private name, once a process. Each has
-`Config` (a frozen dataclass), `CONFIGS` (the op's declared tuning space) and one bind function an operation, which
-takes tensors and a Config and returns a launch without arguments. Binding compiles nothing: the first launch does, so
-whoever times a launch has made one before.
+kernels/ is data and no package of ours, so it is loaded as one of a private name, in which files of an op may import
+from each other. Each op's triton_kernel.py has `Config` (a frozen dataclass) and `CONFIGS` (the op's declared tuning
+space); it and files beside it have one bind function an operation, which takes tensors and a Config and returns a
+launch without arguments. Binding compiles nothing: the first launch does, so whoever times a launch has made one
+before.
 
 TRITON_INTERPRET=1 runs kernels on the CPU, for tests; Triton reads it while it is imported, so it has to be in the
 environment before.
 """
 
-import functools
 import importlib
-import importlib.util
+import sys
 from types import ModuleType
 
 from harness.errors import UnavailableError
 from harness.kernel_build import kernel_source
+from harness.resources import kernels_dir
+
+_PACKAGE = "_harness_kernels"
 
 
-@functools.cache
-def load_triton(op: str) -> ModuleType:
-    """The module of kernels/<op>/triton_kernel.py.
+def load_triton(op: str, file: str = "triton_kernel.py") -> ModuleType:
+    """The module of kernels/<op>/<file>, one a process.
 
     Raises UnavailableError where Triton or torch is missing, or there is no such kernel.
     """
-    source = kernel_source(op, "triton_kernel.py")
+    source = kernel_source(op, file)
     for package in ("triton", "torch"):
         _require(package)
-    # Triton finds a kernel's source through linecache, by the file that the spec names.
-    spec = importlib.util.spec_from_file_location(f"_triton_kernel_{op}", source)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    root = sys.modules.setdefault(_PACKAGE, ModuleType(_PACKAGE))
+    root.__path__ = [str(kernels_dir())]
+    return importlib.import_module(f"{_PACKAGE}.{op}.{source.stem}")
 
 
 def _require(package: str) -> None:

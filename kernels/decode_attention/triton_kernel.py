@@ -73,6 +73,61 @@ def weighted_sum(weights, v, ONE: tl.constexpr):
 
 
 @triton.jit
+def rows_of(
+    places, inside, block_table, table_stride, request, block_stride, place_stride,
+    PAGED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """[block]: where in a cache the rows of these places of a request begin, int64."""
+    if PAGED:  # places of a block lie together, so lanes still read whole rows; only their beginnings jump
+        blocks = tl.load(block_table + request * table_stride + places // BLOCK_SIZE, mask=inside, other=0)
+        rows = blocks.to(tl.int64) * block_stride + (places % BLOCK_SIZE) * place_stride
+    else:
+        rows = request.to(tl.int64) * block_stride + places * place_stride
+    return rows
+
+
+@triton.jit
+def softmax_step(scores, v, best, norm, sums, ONE: tl.constexpr):
+    """(best, norm, sums) with one block more; scores [rows, block] in powers of two, v [block, d].
+
+    Online softmax (Milakov and Gimelshein, 2018): sums so far shrink when a larger score comes. In powers of two, which
+    is what the hardware computes.
+    """
+    largest = tl.maximum(best, tl.max(scores, 1))
+    weights = tl.exp2(scores - largest[:, None])
+    shrink = tl.exp2(best - largest)
+    sums = sums * shrink[:, None] + weighted_sum(weights, v, ONE)
+    return largest, norm * shrink + tl.sum(weights, 1), sums
+
+
+@triton.jit
+def attended(
+    queries, k_cache, v_cache, block_table, table_stride, request, block_stride, place_stride, begin, end, scale_log2,
+    PAGED: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(largest score, sum of weights, weighted sum of values) [rows], [rows], [rows, d] of the places begin to end."""
+    d = tl.arange(0, PADDED_DIM)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    norm = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    for start in range(begin, end, BLOCK):
+        places = start + tl.arange(0, BLOCK)
+        inside = places < end
+        rows = rows_of(
+            places, inside, block_table, table_stride, request, block_stride, place_stride, PAGED, BLOCK_SIZE
+        )
+        # d is the fastest dimension: 8 neighbouring bf16 a lane are one load of 128 bits. Masks are the same along it.
+        offsets = rows[:, None] + d[None, :]
+        mask = inside[:, None] & (d < HEAD_DIM)[None, :]
+        k = tl.load(k_cache + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+        v = tl.load(v_cache + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
+        scores = tl.where(inside[None, :], scores_of(queries, k, ROWS == 1) * scale_log2, float("-inf"))
+        best, norm, sums = softmax_step(scores, v, best, norm, sums, ROWS == 1)
+    return best, norm, sums
+
+
+@triton.jit
 def attend(
     q, k_cache, v_cache, block_table, context, out, partial_sums, partial_stats, scale_log2, q_stride, out_stride,
     table_stride, block_stride, place_stride, head_stride, num_heads,
@@ -82,46 +137,23 @@ def attend(
     """One split of one key head of one request. Without splits out is final, else partials of all heads."""
     kv_head, split, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     d, rows = tl.arange(0, PADDED_DIM), tl.arange(0, ROWS)
-    in_dim = (d < HEAD_DIM)[None, :]  # a block's sides are powers of two; 96 is masked, on a border that keeps 128 bits
-    is_query = (rows < GROUP)[:, None] & in_dim
+    # A block's sides are powers of two; a head of 96 is masked, on a border that keeps 128 bits.
+    is_query = (rows < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + rows
-    q_places = request.to(tl.int64) * q_stride + heads[:, None] * HEAD_DIM + d[None, :]
-    queries = tl.load(q + q_places, mask=is_query, other=0.0)
+    places = heads[:, None] * HEAD_DIM + d[None, :]
+    queries = tl.load(q + request.to(tl.int64) * q_stride + places, mask=is_query, other=0.0)
 
     filled = tl.load(context + request)
     stretch = tl.cdiv(tl.cdiv(filled, BLOCK), SPLITS) * BLOCK
-    end = tl.minimum(filled, (split + 1) * stretch)
-    best = tl.full([ROWS], float("-inf"), tl.float32)
-    norm = tl.zeros([ROWS], tl.float32)
-    sums = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-    for start in range(split * stretch, end, BLOCK):
-        places = start + tl.arange(0, BLOCK)
-        inside = places < end
-        if PAGED:  # places of a block lie together, so lanes still read whole rows; only their bases jump
-            blocks = tl.load(block_table + request * table_stride + places // BLOCK_SIZE, mask=inside, other=0)
-            bases = blocks.to(tl.int64) * block_stride + (places % BLOCK_SIZE) * place_stride
-        else:
-            bases = request.to(tl.int64) * block_stride + places * place_stride
-        # d is the fastest dimension: 8 neighbouring bf16 a lane are one load of 128 bits. Masks are the same along it.
-        offsets = (bases + kv_head * head_stride)[:, None] + d[None, :]
-        mask = inside[:, None] & in_dim
-        k = tl.load(k_cache + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-        v = tl.load(v_cache + offsets, mask=mask, other=0.0, eviction_policy="evict_first")
-        # Online softmax (Milakov and Gimelshein, 2018): sums so far shrink when a larger score comes. In powers of two,
-        # which is what the hardware computes.
-        scores = tl.where(inside[None, :], scores_of(queries, k, ROWS == 1) * scale_log2, float("-inf"))
-        largest = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - largest[:, None])
-        shrink = tl.exp2(best - largest)
-        norm = norm * shrink + tl.sum(weights, 1)
-        sums = sums * shrink[:, None] + weighted_sum(weights, v, ROWS == 1)
-        best = largest
+    begin, end = split * stretch, tl.minimum(filled, (split + 1) * stretch)
+    best, norm, sums = attended(
+        queries, k_cache + kv_head * head_stride, v_cache + kv_head * head_stride, block_table, table_stride, request,
+        block_stride, place_stride, begin, end, scale_log2, PAGED, BLOCK_SIZE, ROWS, HEAD_DIM, PADDED_DIM, BLOCK,
+    )  # fmt: skip
 
     if SPLITS == 1:
         values = (sums / norm[:, None]).to(out.dtype.element_ty)
-        tl.store(
-            out + request.to(tl.int64) * out_stride + heads[:, None] * HEAD_DIM + d[None, :], values, mask=is_query
-        )
+        tl.store(out + request.to(tl.int64) * out_stride + places, values, mask=is_query)
     else:  # not yet divided: an empty split has 0 and -inf, and weighs nothing
         slots = (request * num_heads + heads) * SPLITS + split
         tl.store(partial_sums + slots[:, None] * HEAD_DIM + d[None, :], sums, mask=is_query)

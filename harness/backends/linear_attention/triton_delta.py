@@ -1,4 +1,4 @@
-"""Our gated delta rule in Triton (kernels/gated_delta_rule/triton_kernel.py): a step in place, prompts by chunks."""
+"""Our gated delta rule in Triton (kernels/gated_delta_rule): a step in place, prompts by chunks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,6 @@ class TritonDelta(LinearAttentionBackend):
     def bind(
         self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState, out: Tensor, problem: DeltaProblem
     ) -> Launch:
-        kernels = load_triton(OP)
-        bind = kernels.bind_decode if problem.m == 1 else kernels.bind_prefill
+        bind = load_triton(OP).bind_decode if problem.m == 1 else load_triton(OP, "triton_chunks.py").bind_prefill
         launch: Launch = bind(inputs, weights, state, out, problem.num_key_heads, self._config)
         return launch

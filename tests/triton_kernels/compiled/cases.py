@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from harness.triton_kernels import load_triton
+
 Launch = Callable[[], None]
 
 
@@ -68,7 +70,7 @@ def delta(kernels, m: int, index: int, *, dtype: str = "bfloat16") -> Case:
     biases = (empty(heads, dtype="float32") for _ in range(2))
     weights = kernels.Weights(empty(channels, taps, dtype=dtype), *biases, empty(dim, dtype=dtype), 1e-6)
     state = kernels.State(empty(taps - 1, channels, dtype=dtype), empty(heads, dim, dim, dtype="float32"))
-    bind = kernels.bind_decode if m == 1 else kernels.bind_prefill
+    bind = kernels.bind_decode if m == 1 else load_triton("gated_delta_rule", "triton_chunks.py").bind_prefill
     launch = bind(inputs, weights, state, empty(m, heads * dim, dtype=dtype), key_heads, config)
     state_bytes = dim * config.block_v * 4
     return Case(launch, {"step": state_bytes, "chunks": state_bytes})

@@ -14,6 +14,13 @@ RMS_TOLERANCE = {"bfloat16": 0.02, "float16": 0.002, "float32": 4e-6}
 SHAPES = [(2, 2, 32, 48, 4), (2, 3, 48, 32, 4), (3, 1, 16, 16, 2)]
 
 
+@pytest.fixture
+def bind_prefill():
+    from harness.triton_kernels import load_triton
+
+    return load_triton(OP, "triton_chunks.py").bind_prefill
+
+
 def case(device, dtype, m, key_heads, group, key_dim, value_dim, taps, alike=False):
     """Inputs, weights and a state that was in use; with `alike` all keys are nearly one and nothing decays."""
     heads = key_heads * group
@@ -70,36 +77,36 @@ def test_one_token(kernels, reference, device, dtype, shape):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_prompt_in_chunks(kernels, reference, device, dtype, shape):
+def test_a_prompt_in_chunks(kernels, bind_prefill, reference, device, dtype, shape):
     prompt = case(device, dtype, 37, *shape)
-    check(reference, prompt, *run(kernels, device, prompt, kernels.bind_prefill, kernels.Config(16, 16, 1)))
+    check(reference, prompt, *run(kernels, device, prompt, bind_prefill, kernels.Config(16, 16, 1)))
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 4, 15, 16, 17, 32])
-def test_tokens_beside_a_chunk(kernels, reference, device, m):
+def test_tokens_beside_a_chunk(kernels, bind_prefill, reference, device, m):
     prompt = case(device, "float32", m, 1, 2, 32, 16, 4)
-    check(reference, prompt, *run(kernels, device, prompt, kernels.bind_prefill, kernels.Config(16, 16, 1)))
+    check(reference, prompt, *run(kernels, device, prompt, bind_prefill, kernels.Config(16, 16, 1)))
 
 
 @pytest.mark.parametrize("index", range(6))
-def test_every_config(kernels, reference, device, index):
+def test_every_config(kernels, bind_prefill, reference, device, index):
     assert len(kernels.CONFIGS) == 6
     config = kernels.CONFIGS[index]
-    for m, bind in ((1, kernels.bind_decode), (66, kernels.bind_prefill)):
+    for m, bind in ((1, kernels.bind_decode), (66, bind_prefill)):
         some = case(device, "bfloat16", m, 1, 1, 32, 80, 4)
         check(reference, some, *run(kernels, device, some, bind, config))
 
 
 @pytest.mark.parametrize("chunk", [16, 64])
-def test_keys_that_are_nearly_one(kernels, reference, device, chunk):
+def test_keys_that_are_nearly_one(kernels, bind_prefill, reference, device, chunk):
     """The system's matrix has products of almost 1 everywhere: a series in its powers would cancel to nothing."""
     prompt = case(device, "float32", 64, 1, 1, 32, 16, 4, alike=True)
-    check(reference, prompt, *run(kernels, device, prompt, kernels.bind_prefill, kernels.Config(16, chunk, 1)))
+    check(reference, prompt, *run(kernels, device, prompt, bind_prefill, kernels.Config(16, chunk, 1)))
 
 
-def test_chunked_is_step_by_step(kernels, device):
+def test_chunked_is_step_by_step(kernels, bind_prefill, device):
     config, prompt = kernels.Config(16, 16, 1), case(device, "float32", 18, 1, 2, 32, 32, 4)
-    chunked = run(kernels, device, prompt, kernels.bind_prefill, config)
+    chunked = run(kernels, device, prompt, bind_prefill, config)
     states, rows = prompt.before, []
     for token in range(18):
         out, *states = run(kernels, device, prompt, kernels.bind_decode, config, slice(token, token + 1), states)
@@ -109,17 +116,17 @@ def test_chunked_is_step_by_step(kernels, device):
     assert_close(exact(chunked[2]), exact(states[1]), 2e-5)
 
 
-def test_a_prompt_in_two_launches(kernels, device):
+def test_a_prompt_in_two_launches(kernels, bind_prefill, device):
     config, prompt = kernels.Config(16, 16, 1), case(device, "float32", 21, 1, 2, 32, 32, 4)
-    whole = run(kernels, device, prompt, kernels.bind_prefill, config)
-    first, *states = run(kernels, device, prompt, kernels.bind_prefill, config, slice(0, 2))
-    second, conv, state = run(kernels, device, prompt, kernels.bind_prefill, config, slice(2, None), states)
+    whole = run(kernels, device, prompt, bind_prefill, config)
+    first, *states = run(kernels, device, prompt, bind_prefill, config, slice(0, 2))
+    second, conv, state = run(kernels, device, prompt, bind_prefill, config, slice(2, None), states)
     assert_close(exact(whole[0]), np.concatenate((exact(first), exact(second))), 2e-5)
     np.testing.assert_array_equal(exact(whole[1]), exact(conv))
     assert_close(exact(whole[2]), exact(state), 2e-5)
 
 
-def test_what_the_rule_does_not_take(kernels, device):
+def test_what_the_rule_does_not_take(kernels, bind_prefill, device):
     two = case(device, "float32", 2, 1, 2, 32, 16, 4)
     conv, state = two.before
     inputs, weights = kernels.Inputs(*two.inputs), kernels.Weights(*two.weights)
@@ -135,4 +142,4 @@ def test_what_the_rule_does_not_take(kernels, device):
     ]
     for arguments, why in refused:
         with pytest.raises(ValueError, match=why):
-            kernels.bind_prefill(*arguments, config)
+            bind_prefill(*arguments, config)

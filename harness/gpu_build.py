@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from harness.errors import UnavailableError
-from harness.kernel_build import build_and_load, find_command, find_compiler
+from harness.kernel_build import Library, build_library, find_command, find_compiler, load_library
 
 HOST = "host"
 """The target whose lanes are fibres: right, and slow."""
@@ -27,8 +27,13 @@ def load_gpu_kernel(source: Path, target: str, extra_flags: tuple[str, ...] = ()
     Raises UnavailableError without the target's compiler, for a target of no known kind, and when the source does not
     compile, as a compiler older than the card makes it.
     """
+    return load_library(build_gpu_kernel(source, target, extra_flags).path)
+
+
+def build_gpu_kernel(source: Path, target: str, extra_flags: tuple[str, ...] = ()) -> Library:
+    """As load_gpu_kernel, and not loaded: a library needs its card's runtime only then."""
     command, flags = compile_command(target)
-    return build_and_load(source, command, (*flags, *extra_flags))
+    return build_library(source, command, (*flags, *extra_flags))
 
 
 def compile_command(target: str) -> tuple[list[str], tuple[str, ...]]:

@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.devices.cpu import cpu_flags
@@ -45,14 +46,34 @@ def load_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     Raises UnavailableError without a compiler, when the source does not compile, and when the cache can't be
     used.
     """
-    return build_and_load(source, find_compiler(), (*FLAGS, *extra_flags), *cpu_flags())
+    return load_library(build_kernel(source, extra_flags).path)
 
 
-def build_and_load(source: Path, compiler: list[str], flags: tuple[str, ...], *target: str) -> ctypes.CDLL:
-    """The library that this command makes of a source, built where the cache has none. target: what else decides it."""
-    library = cache_dir() / "kernels" / f"{source.parent.name}-{_digest(source, compiler, flags, target)}.so"
-    if not library.is_file():
-        _build(source, compiler, flags, library)
+@dataclass(frozen=True)
+class Library:
+    """A shared library in the cache."""
+
+    path: Path
+    is_new: bool
+    """Built by this call; else the cache had it."""
+
+
+def build_kernel(source: Path, extra_flags: tuple[str, ...] = ()) -> Library:
+    """As load_kernel, and not loaded."""
+    return build_library(source, find_compiler(), (*FLAGS, *extra_flags), *cpu_flags())
+
+
+def build_library(source: Path, compiler: list[str], flags: tuple[str, ...], *target: str) -> Library:
+    """What this command makes of a source, built where the cache has none. target: what else decides it."""
+    path = cache_dir() / "kernels" / f"{source.parent.name}-{_digest(source, compiler, flags, target)}.so"
+    is_new = not path.is_file()
+    if is_new:
+        _build(source, compiler, flags, path)
+    return Library(path, is_new)
+
+
+def load_library(library: Path) -> ctypes.CDLL:
+    """UnavailableError for one that is damaged, or that lies where nothing may be executed."""
     try:
         return ctypes.CDLL(str(library), use_errno=True)
     except OSError as error:

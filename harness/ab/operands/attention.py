@@ -21,30 +21,37 @@ BEYOND = 30.0
 NaN is NaN."""
 
 
-class AttentionOperands:
-    """See Operands. arena: room for at least one layer's cache."""
+class AttentionPlaces:
+    """See Places. arena: room for at least one layer's cache."""
 
-    def __init__(self, arena: Tensor, problem: AttentionProblem, context: int, seed: int) -> None:
+    def __init__(self, arena: Tensor, problem: AttentionProblem, context: int) -> None:
         p = problem
         self._problem, self._filled = p, context
         size = 2 * p.num_kv_heads * p.max_context * p.head_dim
         shape = (-1, 2, p.num_kv_heads, p.max_context, p.head_dim)
-        self._random = torch.Generator(arena.device).manual_seed(seed)
         self._caches = arena[: arena.numel() // size * size].view(shape)
-        fill_places(self._caches, self._random)
-        self._caches[:, :, :, context:] *= BEYOND
         self.num_places = self._caches.shape[0]
-        self.flop = p.flop(context) if p.m > 1 else None
         self._context = torch.tensor([context], device=arena.device)
         self._q, self._out = (arena.new_empty(p.m, p.num_heads, p.head_dim) for _ in range(2))
-        self._checks = [torch.empty_like(self._q).normal_(generator=self._random) for _ in range(NUM_CHECKS)]
-        self._exact = [self._attended(q, self._caches[self._place(i)]) for i, q in enumerate(self._checks)]
-        self._watched = Watched(cache=self._caches, context=self._context, q=self._q)
 
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
         made = backend(executor, **parameters)
         launches = [made.bind(self._q, k, v, self._context, self._out, self._problem) for k, v in self._caches]
         return Bound(tuple(launches), made.read_bytes(self._problem, self._filled), write_bytes=0, kept_bytes=0)
+
+
+class AttentionOperands(AttentionPlaces):
+    """See Operands."""
+
+    def __init__(self, arena: Tensor, problem: AttentionProblem, context: int, seed: int) -> None:
+        super().__init__(arena, problem, context)
+        self._random = torch.Generator(arena.device).manual_seed(seed)
+        fill_places(self._caches, self._random)
+        self._caches[:, :, :, context:] *= BEYOND
+        self.flop = problem.flop(context) if problem.m > 1 else None
+        self._checks = [torch.empty_like(self._q).normal_(generator=self._random) for _ in range(NUM_CHECKS)]
+        self._exact = [self._attended(q, self._caches[self._place(i)]) for i, q in enumerate(self._checks)]
+        self._watched = Watched(cache=self._caches, context=self._context, q=self._q)
 
     def pose(self, check: int) -> int:
         self._put(self._checks[check])

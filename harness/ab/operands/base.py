@@ -30,15 +30,21 @@ class Bound:
     """What the backend settled on by itself."""
 
 
-class Operands(Protocol):
-    """One problem's tensors at several places of memory, more together than any cache holds; the same for all sides."""
+class Places(Protocol):
+    """One problem's tensors at several places of memory, more together than any cache holds; nothing is in them yet, so
+    they may be without memory as well."""
 
     num_places: int
-    flop: int | None
-    """Of one call, where it is bound by arithmetic."""
 
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
         """May raise whatever the backend raises."""
+
+
+class Operands(Places, Protocol):
+    """Places that are filled, and what is right for them; the same for all sides."""
+
+    flop: int | None
+    """Of one call, where it is bound by arithmetic."""
 
     def pose(self, check: int) -> int:
         """Puts the inputs of a check in place and poisons the output; returns its place."""

@@ -16,23 +16,16 @@ WEIGHT_DEVIATION = 1 / 32
 """Of normal random weights: products of a thousand of them stay near 1."""
 
 
-class LinearOperands:
-    """See Operands. arena: random values of the problem's type, at least one weight of them."""
+class LinearPlaces:
+    """See Places. arena: of the problem's type, at least one weight long."""
 
-    flop: int | None = None
-
-    def __init__(self, arena: Tensor, problem: LinearProblem, seed: int) -> None:
+    def __init__(self, arena: Tensor, problem: LinearProblem) -> None:
         p, size = problem, problem.n * problem.k
         self._problem = problem
         self._weights = arena[: arena.numel() // size * size].view(-1, p.n, p.k)
         self.num_places = self._weights.shape[0]
-        self._random = torch.Generator(arena.device).manual_seed(seed)
         self._x, self._out = arena.new_empty(p.m, p.k), arena.new_empty(p.m, p.n)
-        bias = self._normal(arena.new_empty(p.n)) if p.bias else None
-        self._bias = bias
-        self._checks = [self._normal(torch.empty_like(self._x)) for _ in range(NUM_CHECKS)]
-        self._exact = [exact_product(x, self._weights[self._place(i)], bias) for i, x in enumerate(self._checks)]
-        self._watched = Watched(weight=self._weights, x=self._x, **({} if bias is None else {"bias": bias}))
+        self._bias = arena.new_empty(p.n) if p.bias else None
 
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
         made = backend(executor, **parameters)
@@ -46,6 +39,20 @@ class LinearOperands:
             kept_bytes=sum(kept(one) for one in packed),
             note=getattr(made, "note", ""),
         )
+
+
+class LinearOperands(LinearPlaces):
+    """See Operands. arena: random values."""
+
+    flop: int | None = None
+
+    def __init__(self, arena: Tensor, problem: LinearProblem, seed: int) -> None:
+        super().__init__(arena, problem)
+        self._random = torch.Generator(arena.device).manual_seed(seed)
+        bias = None if self._bias is None else self._normal(self._bias)
+        self._checks = [self._normal(torch.empty_like(self._x)) for _ in range(NUM_CHECKS)]
+        self._exact = [exact_product(x, self._weights[self._place(i)], bias) for i, x in enumerate(self._checks)]
+        self._watched = Watched(weight=self._weights, x=self._x, **({} if bias is None else {"bias": bias}))
 
     def pose(self, check: int) -> int:
         self._put(self._checks[check])

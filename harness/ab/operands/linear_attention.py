@@ -20,15 +20,11 @@ ROUNDINGS = 4
 each other: twice as many."""
 
 
-class DeltaOperands:
-    """See Operands. arena: float32, room for at least one layer's recurrent state."""
+class DeltaPlaces:
+    """See Places. arena: float32, room for at least one layer's recurrent state."""
 
-    flop: int | None = None
-
-    def __init__(self, arena: Tensor, problem: DeltaProblem, dtype: torch.dtype, seed: int) -> None:
+    def __init__(self, arena: Tensor, problem: DeltaProblem, dtype: torch.dtype) -> None:
         p = self._problem = problem
-        self._roundings = ROUNDINGS * (1 if p.m == 1 else 2)
-        self._random = torch.Generator(arena.device).manual_seed(seed)
         shape = (-1, p.num_value_heads, p.key_head_dim, p.value_head_dim)
         self._states = arena[: arena.numel() // p.state_values * p.state_values].view(shape)
         self.num_places = self._states.shape[0]
@@ -38,12 +34,10 @@ class DeltaOperands:
         self._widths = [p.conv_channels, value_size, p.num_value_heads, p.num_value_heads]
         self._inputs = new(p.m, sum(self._widths), dtype=dtype)
         self._out = new(p.m, value_size, dtype=dtype)
-        self._weights = self._random_weights(new, dtype)
-        for places in (self._states, self._convs):
-            fill_places(places, self._random)
-        self._checks = [self._check(index) for index in range(NUM_CHECKS)]
-        w = self._weights
-        self._watched = Watched(inputs=self._inputs, conv=w.conv, a_log=w.a_log, dt_bias=w.dt_bias, norm=w.norm)
+        self._weights = DeltaWeights(
+            conv=new(p.conv_channels, p.conv_kernel, dtype=dtype), a_log=new(p.num_value_heads),
+            dt_bias=new(p.num_value_heads), norm=new(p.value_head_dim, dtype=dtype), eps=EPS,
+        )  # fmt: skip
 
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
         made = backend(executor, **parameters)
@@ -54,6 +48,23 @@ class DeltaOperands:
         ]
         written = self._states[0].nbytes + self._convs[0].nbytes
         return Bound(tuple(launches), made.read_bytes(self._problem), written, kept_bytes=0)
+
+
+class DeltaOperands(DeltaPlaces):
+    """See Operands."""
+
+    flop: int | None = None
+
+    def __init__(self, arena: Tensor, problem: DeltaProblem, dtype: torch.dtype, seed: int) -> None:
+        super().__init__(arena, problem, dtype)
+        self._roundings = ROUNDINGS * (1 if problem.m == 1 else 2)
+        self._random = torch.Generator(arena.device).manual_seed(seed)
+        self._fill_weights()
+        for places in (self._states, self._convs):
+            fill_places(places, self._random)
+        self._checks = [self._check(index) for index in range(NUM_CHECKS)]
+        w = self._weights
+        self._watched = Watched(inputs=self._inputs, conv=w.conv, a_log=w.a_log, dt_bias=w.dt_bias, norm=w.norm)
 
     def pose(self, check: int) -> int:
         place = spread(self.num_places, check)
@@ -91,15 +102,12 @@ class DeltaOperands:
         gates.mul_(NEAR_ONE).add_(1)
         return inputs
 
-    def _random_weights(self, new: Any, dtype: torch.dtype) -> DeltaWeights:
-        p = self._problem
-        return DeltaWeights(
-            conv=new(p.conv_channels, p.conv_kernel, dtype=dtype).normal_(generator=self._random),
-            a_log=new(p.num_value_heads).uniform_(-1, 1, generator=self._random),
-            dt_bias=new(p.num_value_heads).normal_(generator=self._random),
-            norm=new(p.value_head_dim, dtype=dtype).normal_(1, NEAR_ONE, generator=self._random),
-            eps=EPS,
-        )
+    def _fill_weights(self) -> None:
+        w = self._weights
+        w.conv.normal_(generator=self._random)
+        w.a_log.uniform_(-1, 1, generator=self._random)
+        w.dt_bias.normal_(generator=self._random)
+        w.norm.normal_(1, NEAR_ONE, generator=self._random)
 
     def _check(self, index: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """(inputs, convolution state, state, what the reference makes of them: output and both states)."""

@@ -49,6 +49,7 @@ LAYER = {
     "harness.gpu_build": 1,
     "harness.cpu_pool": 1,
     "harness.triton_kernels": 1,
+    "harness.absent_card": 1,
     "harness.devices": 1,
     "harness.gguf_import": 1,
     "harness.backends": 2,
@@ -60,6 +61,7 @@ LAYER = {
     "harness.ab": 4,
     "harness.plan": 4,
     "harness.doctor": 4,
+    "harness.prebuild": 4,
     "harness.report": 4,
     "harness.cli": 5,
 }

@@ -75,6 +75,8 @@ class LinearBackend(Protocol):
     follows: two kinds of threads on the same cores take turns spinning."""
     note: str = ""
     """What it settled on by itself when it was bound last, such as a library's kernel; may be left out."""
+    compiles_at_launch: ClassVar[bool] = False
+    """Triton's first launch of a kernel compiles it, which `harness backends --build` does ahead; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -106,6 +108,7 @@ class AttentionBackend(Protocol):
     name: ClassVar[str]
     contest_legal: ClassVar[bool]
     uses_pool: ClassVar[bool] = False
+    compiles_at_launch: ClassVar[bool] = False
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -175,6 +178,7 @@ class LinearAttentionBackend(Protocol):
     name: ClassVar[str]
     contest_legal: ClassVar[bool]
     uses_pool: ClassVar[bool] = False
+    compiles_at_launch: ClassVar[bool] = False
 
     def __init__(self, executor: Executor) -> None: ...
 

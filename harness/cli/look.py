@@ -1,10 +1,15 @@
 """`harness doctor|probe|backends|devices|schema`: what is here, and how fast memory is."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli.options import Format, FormatOption, tell
+
+if TYPE_CHECKING:
+    from harness.specs.build import Build
 
 
 def add_to(app: typer.Typer) -> None:
@@ -60,12 +65,60 @@ def probe(
     show_object(report.model_dump(mode="json"), format, lines, title="memory probe")
 
 
-def backends(format: FormatOption = Format.table) -> None:
-    """Every linear and attention backend: what it is, whether the contest allows it, whether it runs here."""
+def backends(
+    build: Annotated[bool, typer.Option("--build", help="Compile ahead what first uses would compile.")] = False,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", help="cpu, sm_90, gfx90a, ... (repeatable) [this machine's].")
+    ] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Triton's kernels too, for a model's problems.")] = None,
+    selection: Annotated[
+        Path | None, typer.Option("--selection", help="Triton's kernels too, those that a selection table names.")
+    ] = None,
+    format: FormatOption = Format.table,
+) -> None:
+    """Every backend: what it is, whether the contest allows it, whether it runs here; or what they need, built."""
     from harness.cli.render import show
+    from harness.errors import ConfigError
+
+    if build:
+        _build(target or (), model, selection, format)
+        return
+    if target or model or selection:
+        raise ConfigError("--target, --model and --selection say what to build", "add --build")
     from harness.report.backends import backend_rows
 
     show(backend_rows(), format)
+
+
+def _build(targets: "Sequence[str]", model: str | None, selection: Path | None, format: Format) -> None:
+    """Build, show what came of it, and fail where a compiler did."""
+    from harness.cli.render import show
+    from harness.errors import UnavailableError
+    from harness.prebuild import prebuild
+
+    builds = list(prebuild(targets, model, selection, tell))
+    show(build_table(builds) if format is Format.table else [build.model_dump() for build in builds], format)
+    failed = [f"{build.kernel} for {build.target}" for build in builds if build.outcome == "failed"]
+    if failed:
+        what = f"{len(failed)} of {len(builds)} could not be built: {', '.join(failed[:3])}"
+        raise UnavailableError(what, "see why in the rows; what else was built stays")
+
+
+def build_table(builds: "Sequence[Build]") -> list[dict[str, Any]]:
+    """Builds as people read them."""
+    from harness.units import MISSING, num_bytes
+
+    return [
+        {
+            "target": build.target,
+            "what": build.what,
+            "kernel": build.kernel,
+            "outcome": build.outcome if build.why is None else f"{build.outcome}: {build.why}",
+            "seconds": MISSING if build.time_s is None else f"{build.time_s:.1f}",
+            "size": num_bytes(build.num_bytes),
+        }
+        for build in builds
+    ]
 
 
 def devices(format: FormatOption = Format.table) -> None:

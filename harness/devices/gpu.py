@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Literal
 
 from harness.specs.device import DeviceInfo
@@ -30,3 +31,13 @@ def detect_gpu(device: torch.device) -> DeviceInfo:
         memory_bytes=seen.total_memory,
         last_level_cache_bytes=getattr(seen, "L2_cache_size", None) or None,
     )
+
+
+def gpus_here() -> dict[str, DeviceInfo]:
+    """A card of each architecture that torch sees; none without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    import torch
+
+    cards = [detect_gpu(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    return {card.arch: card for card in cards if card.arch is not None}

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from harness.ab.operands.attention import AttentionOperands
-from harness.ab.operands.base import Operands
-from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands
-from harness.ab.operands.linear_attention import DeltaOperands
+from harness.ab.operands.attention import AttentionOperands, AttentionPlaces
+from harness.ab.operands.base import Operands, Places
+from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands, LinearPlaces
+from harness.ab.operands.linear_attention import DeltaOperands, DeltaPlaces
 from harness.ab.shapes import Case
 from harness.engines.native.machine import free_memory_bytes
 from harness.engines.native.memory import empty
@@ -23,6 +23,8 @@ ROTATION_CACHES = 2
 """The arena is so many times the last-level cache, and at least MIN_ROTATION_BYTES."""
 MIN_ROTATION_BYTES = 256 << 20
 STATE_DTYPE = torch.float32
+BLANK_PLACES = 16
+"""Compilers look at addresses modulo 16: so many places have every remainder that there is."""
 
 
 class Arena:
@@ -48,6 +50,24 @@ class Arena:
         if isinstance(problem, AttentionProblem):
             return AttentionOperands(values, problem, case.context or problem.max_context, seed)
         return DeltaOperands(self._memory.view(STATE_DTYPE), problem, self._dtype, seed)
+
+
+class BlankArena:
+    """An Arena's places without memory: a backend can be bound to them, and what its launches need be compiled."""
+
+    def __init__(self, cases: Sequence[Case], dtype: str, device: DeviceInfo) -> None:
+        self._dtype = TORCH_DTYPES[dtype]
+        self._memory = torch.empty(_num_bytes(cases, self._dtype, device), dtype=torch.uint8, device="meta")
+
+    def places(self, case: Case) -> Places:
+        """Some of one case."""
+        memory, problem = self._memory[: BLANK_PLACES * _place_bytes(case, self._dtype)], case.problem
+        values = memory.view(self._dtype)
+        if isinstance(problem, LinearProblem):
+            return LinearPlaces(values, problem)
+        if isinstance(problem, AttentionProblem):
+            return AttentionPlaces(values, problem, case.context or problem.max_context)
+        return DeltaPlaces(memory.view(STATE_DTYPE), problem, self._dtype)
 
 
 def _num_bytes(cases: Sequence[Case], dtype: torch.dtype, device: DeviceInfo) -> int:

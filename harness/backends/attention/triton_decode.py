@@ -25,6 +25,7 @@ class TritonDecode(AttentionBackend):
     """Triton kernel for one query: the context split over programs, a group of heads on one read of the cache."""
 
     contest_legal = True
+    compiles_at_launch = True
 
     def __init__(self, executor: Executor, **parameters: int | str) -> None:
         self._config = config_of(OP, parameters)

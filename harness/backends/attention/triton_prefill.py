@@ -24,6 +24,7 @@ class TritonPrefill(AttentionBackend):
     """Triton kernel for a prompt's chunk: tiles of queries over tiles of keys, only filled places read."""
 
     contest_legal = True
+    compiles_at_launch = True
 
     def __init__(self, executor: Executor, **parameters: int | str) -> None:
         self._config = config_of(OP, parameters)

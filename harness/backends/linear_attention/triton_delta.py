@@ -32,6 +32,7 @@ class TritonDelta(LinearAttentionBackend):
     """Triton kernels: one token in place; of a prompt a chunk at once, its triangular system solved in fp32."""
 
     contest_legal = True
+    compiles_at_launch = True
 
     def __init__(self, executor: Executor, **parameters: int | str) -> None:
         self._config = config_of(OP, parameters)

@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -59,6 +61,21 @@ def cpu_pool() -> Iterator[CpuPool]:
     cores = sorted(os.sched_getaffinity(0))[:2]
     with CpuPool(cores) as pool:
         yield pool
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """flash_attn and flashinfer are here, and are ours; returns their folder."""
+    folder = Path(__file__).parent / "backends" / "stand_ins"
+    monkeypatch.syspath_prepend(str(folder))
+    _forget("flash_attn", "flashinfer")
+    yield folder
+    _forget("flash_attn", "flashinfer")
+
+
+def _forget(*packages: str) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
@@ -55,17 +57,30 @@ class TorchRecurrent(LinearAttentionBackend):
     def bind(
         self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState, out: Tensor, problem: DeltaProblem
     ) -> Launch:
-        shape = (problem.m, problem.num_value_heads, problem.value_head_dim)
+        return bind_around(_token_by_token, inputs, weights, state, out, problem)
 
-        def launch() -> None:
-            q, k, v = _heads(_convolved(inputs.qkv, weights.conv, state.conv), problem)
-            beta = inputs.b.sigmoid().float()
-            decay = torch.exp(-weights.a_log.exp() * softplus(inputs.a.float() + weights.dt_bias))
-            o = torch.stack([_step(state.recurrent, *token) for token in zip(q, k, v, decay, beta, strict=True)])
-            normed = _rmsnorm(o.to(out.dtype), weights.norm, weights.eps)
-            out.view(shape).copy_(normed * silu(inputs.z.float().view(shape)))
 
-        return launch
+Rule = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(q, k, v, log_decay, beta, state) to the output of every token: q and k are [m, key heads, key_head_dim], v and the
+output [m, value heads, value_head_dim], all as the convolution leaves them; log_decay and beta are float32
+[m, value heads]. A rule makes q and k of unit length, scales q by key_head_dim^-0.5, and changes the state in place."""
+
+
+def bind_around(
+    rule: Rule, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState, out: Tensor, problem: DeltaProblem
+) -> Launch:
+    """By torch's operations what stands around anybody's rule: convolution and gates before it, the norm behind it."""
+    shape = (problem.m, problem.num_value_heads, problem.value_head_dim)
+
+    def launch() -> None:
+        q, k, v = _heads(_convolved(inputs.qkv, weights.conv, state.conv), problem)
+        beta = inputs.b.sigmoid().float()
+        log_decay = -weights.a_log.exp() * softplus(inputs.a.float() + weights.dt_bias)
+        o = rule(q, k, v, log_decay, beta, state.recurrent)
+        normed = _rmsnorm(o.to(out.dtype), weights.norm, weights.eps)
+        out.view(shape).copy_(normed * silu(inputs.z.float().view(shape)))
+
+    return launch
 
 
 def _convolved(qkv: Tensor, weight: Tensor, state: Tensor) -> Tensor:
@@ -77,12 +92,20 @@ def _convolved(qkv: Tensor, weight: Tensor, state: Tensor) -> Tensor:
     return silu(torch.as_tensor(sums).to(qkv.dtype))
 
 
-def _heads(qkv: Tensor, p: DeltaProblem) -> tuple[Tensor, Tensor, Tensor]:
-    """q and k, of unit length and q scaled, and v: float32 [m, value heads, dim]."""
-    keys, group = p.num_key_heads * p.key_head_dim, p.num_value_heads // p.num_key_heads
-    q, k, v = torch.split(qkv.float(), [keys, keys, p.num_value_heads * p.value_head_dim], dim=1)
-    q, k = (_unit(part.view(p.m, p.num_key_heads, p.key_head_dim)).repeat_interleave(group, 1) for part in (q, k))
-    return q * p.key_head_dim**-0.5, k, v.view(p.m, p.num_value_heads, p.value_head_dim)
+def _heads(qkv: Tensor, p: DeltaProblem) -> tuple[Tensor, ...]:
+    """q, k and v: [m, heads, dim], views of their columns."""
+    keys = p.num_key_heads * p.key_head_dim
+    parts = torch.split(qkv, [keys, keys, p.num_value_heads * p.value_head_dim], dim=1)
+    sizes = (p.key_head_dim, p.key_head_dim, p.value_head_dim)
+    return tuple(part.view(p.m, -1, size) for part, size in zip(parts, sizes, strict=True))
+
+
+def _token_by_token(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """The rule in fp32."""
+    group = v.shape[1] // k.shape[1]
+    q, k = (_unit(part.float()).repeat_interleave(group, 1) for part in (q, k))
+    tokens = zip(q * k.shape[2] ** -0.5, k, v.float(), log_decay.exp(), beta, strict=True)
+    return torch.stack([_step(state, *token) for token in tokens])
 
 
 def _unit(x: Tensor) -> Tensor:

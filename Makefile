@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh Linux machine: `make demo` and `make test`. `make help` lists the rest.
 # Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)
-# WITH="reference model triton": more test parts: transformers as the reference; the real model's checkpoint; Triton's
-# compiler and interpreter
+# WITH="reference model triton fla": more test parts: transformers as the reference; the real model's checkpoint; Triton's
+# compiler and interpreter; flash-linear-attention's kernels, interpreted too
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -12,7 +12,7 @@ HARNESS := $(BIN)/harness
 comma := ,
 empty :=
 space := $(empty) $(empty)
-EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton,$(WITH))))
+EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton fla,$(WITH))))
 
 .PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers clean
 

@@ -1,9 +1,9 @@
 """Is a selection table worth what its shapes say? Whole decodes with and without it, beside fresh figures of shapes.
 
 A table is made as `harness ab ... --save` makes it. Then, in rounds: a decode by the libraries' default backends, one
-by the table's, and of every problem of a step a sample of each of the two. The shapes of a round predict by how much its
-decodes differ, the sum over a step's calls of what each call saves; the decodes show it. Both are of the same seconds,
-so what the machine does meanwhile falls on both.
+by the table's, and of every problem of a step a sample of each of the two. The shapes of a round predict by how much
+its decodes differ, the sum over a step's calls of what each call saves; the decodes show it. Both are of the same
+seconds, so what the machine does meanwhile falls on both.
 
     python benchmarks/table_worth.py [--model qwen3-0.6b] [--context 512]
 """

@@ -9,12 +9,14 @@ import yaml
 from harness.backends.base import Support
 from harness.backends.registry import linear_backends
 from harness.cpu_pool import physical_cores
+from harness.report import backends as backends_report
 from harness.report import probe as probe_report
 from harness.report.backends import backend_rows
 from harness.report.devices import device_rows
 from harness.report.probe import probe_this_machine
 from harness.report.schemas import json_schema
 from harness.resources import find_config
+from harness.specs.device import DeviceInfo
 from harness.specs.run import ProbeConfig
 
 
@@ -37,6 +39,16 @@ def test_backends_say_whether_they_run_here(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(backend, "supports", staticmethod(lambda problem, device, support=support: support))
         rows = {(row["op"], row["backend"]): row for row in backend_rows()}
         assert rows["linear", "torch-mv"]["here"] == here
+
+
+@pytest.mark.torch
+def test_here_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = DeviceInfo(kind="cuda", name="a test's", arch="sm_90", wave_width=32)
+    monkeypatch.setattr(backends_report, "gpus_here", lambda: {"sm_90": card})
+    rows = {row["backend"]: row["here"] for row in backend_rows()}
+    assert rows["torch"] == "yes" and "the device is cuda" in rows["cpu-gemv"]
+    monkeypatch.setattr(backends_report, "gpus_here", dict)
+    assert "the device is cpu" in {row["backend"]: row["here"] for row in backend_rows()}["gpu-gemv"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from typing import Any
 
 from harness.backends.registry import Registry, attention_backends, linear_attention_backends, linear_backends
 from harness.devices.cpu import detect_cpu
+from harness.devices.gpu import gpus_here
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 
@@ -15,8 +16,9 @@ _LINEAR_ATTENTION = DeltaProblem(
 
 
 def backend_rows() -> list[dict[str, Any]]:
-    """One row a backend, and one for each module or plugin that could not be loaded."""
-    device = detect_cpu()
+    """One row a backend, and one for each module or plugin that could not be loaded. `here` is this machine's GPU, or
+    its CPU where torch sees no GPU: what the engine's and the A/B's device `auto` is."""
+    device = next(iter(gpus_here().values()), None) or detect_cpu()
     return [
         *_rows("linear", linear_backends, _LINEAR, device),
         *_rows("attention", attention_backends, _ATTENTION, device),

@@ -35,8 +35,15 @@ def test_a_devices_published_and_measured_figures_stand_apart(tmp_path: Path, mo
 @pytest.mark.torch
 def test_backends_say_whether_they_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = linear_backends.get("torch-mv")
-    for support, here in ((Support.yes(), "yes"), (Support.no("m is 2", "use torch"), "no: m is 2")):
-        monkeypatch.setattr(backend, "supports", staticmethod(lambda problem, device, support=support: support))
+    refused, only = Support.no("absent", "install it"), {1: Support.no("one row", "use torch"), 512: Support.yes()}
+    for by_rows, here in (
+        ({1: Support.yes(), 512: Support.yes()}, "yes"),
+        ({1: Support.yes(), 512: refused}, "steps only"),
+        (only, "prompts only"),
+        ({1: refused, 512: refused}, "no: absent"),
+        ({1: only[1], 512: refused}, "no: one row; absent"),
+    ):
+        monkeypatch.setattr(backend, "supports", staticmethod(lambda problem, device, by=by_rows: by[problem.m]))
         rows = {(row["op"], row["backend"]): row for row in backend_rows()}
         assert rows["linear", "torch-mv"]["here"] == here
 

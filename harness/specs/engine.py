@@ -70,7 +70,8 @@ class EngineReport(Frozen):
     num_threads: PositiveInt | None = None
     ops: tuple[OpChoice, ...] = ()
     elementwise: str | None = None
-    """Who does norms, rotation, activation and cache write: torch or cpu."""
+    """Who does norms, rotation, activations and cache write: torch, cpu or triton. Embedding and argmax as well, but
+    triton leaves those to torch; experts are chosen and their outputs summed by torch always."""
     graph: bool = False
     """Decode step captured as one graph."""
     load_s: NonNegativeFloat | None = None

@@ -60,7 +60,7 @@ class NativeEngine(Frozen):
     selection_force: bool = False
     """Take a table of another device, type or software all the same; the record says so."""
     elementwise: str = "auto"
-    """Norms, rotary embedding, activation and cache write: torch, cpu or auto."""
+    """Norms, rotary embedding, activations and cache write: torch, cpu, triton or auto, which never takes triton."""
     fuse: bool = True
     """Query, key and value as one product, gate and up as one: fewer, larger reads."""
     graph: bool = True

@@ -1,4 +1,7 @@
-"""Both implementations of the engine's own operations against float64, through the decoder's protocol."""
+"""Two implementations of the engine's own operations against float64, through the decoder's protocol.
+
+Triton's is compared with torch's in tests/triton_kernels/numerics.
+"""
 
 import gc
 
@@ -8,12 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.backends.base import Executor  # noqa: E402  # behind the skip
-from harness.engines.native.elementwise import (  # noqa: E402
-    CpuElementwise,
-    Norm,
-    TorchElementwise,
-    choose_elementwise,
-)
+from harness.engines.native.elementwise.base import Norm  # noqa: E402
+from harness.engines.native.elementwise.choose import choose_elementwise  # noqa: E402
+from harness.engines.native.elementwise.cpu_kernels import CpuElementwise  # noqa: E402
+from harness.engines.native.elementwise.torch_ops import TorchElementwise  # noqa: E402
 from harness.errors import ConfigError, UnavailableError  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 
@@ -196,8 +197,12 @@ def test_choice(requested, device, dtype, expected):
 def test_refusals():
     with pytest.raises(UnavailableError, match="no CPU kernel for F16"):
         choose_elementwise("cpu", Executor(CPU), "F16")
-    with pytest.raises(ConfigError, match="allowed: auto, torch, cpu"):
+    with pytest.raises(UnavailableError, match="elementwise is triton, but it is a Triton kernel, the device is cpu"):
         choose_elementwise("triton", Executor(CPU), "F32")
+    with pytest.raises(UnavailableError, match="elementwise is triton, but there is no Triton kernel for F64"):
+        choose_elementwise("triton", Executor(GPU), "F64")
+    with pytest.raises(ConfigError, match="allowed: auto, torch, cpu, triton"):
+        choose_elementwise("tritton", Executor(CPU), "F32")
 
 
 def test_advance(ops):

@@ -11,7 +11,7 @@ import torch
 from harness.backends.base import Executor
 from harness.engines.base import EXPLAIN_STEPS
 from harness.engines.native.decoder import Decoder
-from harness.engines.native.elementwise import choose_elementwise
+from harness.engines.native.elementwise.choose import choose_elementwise
 from harness.engines.native.engine import NativeDecoding
 from harness.engines.native.machine import free_memory_bytes, open_executor, open_probe, torch_device
 from harness.engines.native.ops import OpTable

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from harness.engines.native.elementwise import Elementwise, Norm
+from harness.engines.native.elementwise.base import Elementwise, Norm
 from harness.engines.native.ops import Bound, OpTable, Phase
 from harness.engines.native.weights import TORCH_DTYPES, Linear, TensorSource
 from harness.specs.model import ModelSpec

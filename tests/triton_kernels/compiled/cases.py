@@ -77,25 +77,29 @@ def delta(kernels, m: int, index: int, *, dtype: str = "bfloat16") -> Case:
 
 
 def elementwise(kernels, *, dtype: str = "bfloat16") -> Case:
-    config = kernels.CONFIGS[2]
-    x, wide, weight = empty(1, 4096, dtype=dtype), empty(1, 12288, dtype=dtype), empty(128, dtype=dtype)
+    """As the native engine binds them, which chooses a Config for each width."""
+    from harness.engines.native.elementwise.base import Norm
+    from harness.engines.native.elementwise.triton_kernels import TritonElementwise
+
+    ops, width, block = TritonElementwise(), 4096, kernels.CONFIGS[0].block
+    x, wide, weight = empty(1, width, dtype=dtype), empty(1, 12288, dtype=dtype), empty(128, dtype=dtype)
     q, k = empty(1, 32, 128, dtype=dtype), empty(1, 8, 128, dtype=dtype)
     angles, cache = empty(32768, 64, dtype="float32"), empty(8, 32768, 128, dtype=dtype)
+    norm, context = Norm(weight, 1e-6), empty(1, dtype="int64")
     launches = (
-        kernels.bind_rmsnorm(x, x[0], 1e-6, True, x, config),
-        kernels.bind_add_rmsnorm(x, x, x[0], 1e-6, False, x, config),
-        kernels.bind_silu_mul(wide, wide, wide, config),
-        kernels.bind_sigmoid_mul(q, q, config),
-        kernels.bind_qk_norm_rope_cache(
-            q, k, k, weight, weight, 1e-6, False, angles, angles, empty(1, dtype="int64"), q, cache, cache, config
-        ),
+        ops.rmsnorm(x, Norm(x[0], 1e-6, centered=True), x),
+        ops.add_rmsnorm(x, x, Norm(x[0], 1e-6), x),
+        ops.silu_mul(wide, wide, wide),
+        ops.sigmoid_mul(q, q),
+        ops.qk_norm_rope_cache(q, k, k, norm, norm, angles, angles, context, q, cache, cache),
     )
 
     def launch() -> None:
         for each in launches:
             each()
 
-    return Case(launch, {})
+    # A row and its weight; of silu_mul the gate alone, since 64 lanes load a block of bf16 by 64 bits each.
+    return Case(launch, {"rmsnorm": 2 * width * x.element_size(), "silu_mul": block * x.element_size()})
 
 
 ALL = frozenset({"sm_80", "sm_90", "gfx906", "gfx90a", "gfx942"})

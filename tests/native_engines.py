@@ -1,4 +1,4 @@
-"""Native engines of tiny models with synthetic weights, opened without a run. Used by test_native_batch*.py."""
+"""Native engines of tiny models with synthetic weights, opened without a run. Also used with Triton's interpreter."""
 
 import json
 from collections.abc import Iterator

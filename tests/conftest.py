@@ -48,6 +48,25 @@ def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _lock_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The measuring lock lies in the folder for temporary files: nobody's real measurement is waited for or held up."""
+    folder = str(tmp_path_factory.mktemp("lock"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr("tempfile.tempdir", folder)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_readings() -> Iterator[None]:
+    """A run's readings of memory and of products, which no test's run looks at the rates of, take 2 to 4 s else."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.probe.memory.PEAK_READING_S", 0.01)
+        patch.setattr("harness.bench.SHORT_READING_S", 0.001)
+        yield
+
+
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch: pytest.MonkeyPatch):
     """A cache of this test's own; returns the folder."""

@@ -43,7 +43,7 @@ def run(
         "name": "tiny", "model": str(model),
         "engine": {"kind": "native", "device": "cpu", "weights": "synthetic", **(engine or {})},
         "workload": {"input_tokens": 9, "output_tokens": 40, "repeats": 2, "warmup_tokens": 2, **workload},
-        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.01, "every_s": every_s},
+        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.001, "every_s": every_s},
     }  # fmt: skip
     return run_bench(RunConfig.model_validate(config), runs, lambda line: None)
 

@@ -25,20 +25,14 @@ LARGER: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "moe_int
 """Beside whose products norms and convolutions are less than a hundredth."""
 
 
-@pytest.fixture(autouse=True)
-def _short_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody looks at their rates here."""
-    monkeypatch.setattr("harness.probe.memory.PEAK_READING_S", 0.01)
-
-
 def run(
     model: Path, runs: Path, sweep: dict[str, Any] | None = None, engine: dict[str, Any] | None = None
 ) -> tuple[Path, RunRecord]:
     config = {
         "name": "tiny", "model": str(model),
-        "engine": {"kind": "native", "device": "cpu", "weights": "synthetic", **(engine or {})},
+        "engine": {"kind": "native", "device": "cpu", "weights": "synthetic", "threads": 1, **(engine or {})},
         "workload": {"input_tokens": 8, "output_tokens": 6, "repeats": 2, "warmup_tokens": 2},
-        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.01, "every_s": None},
+        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.001, "every_s": None},
         "sweep": sweep,
     }  # fmt: skip
     folder, record, _ = run_bench(RunConfig.model_validate(config), runs, lambda line: None)

@@ -1,11 +1,11 @@
 """Each gpu.cu compiles for CUDA and HIP; the assembly shows no spills, and reads of 128 bits a lane."""
 
-import functools
 import os
 import re
 import shutil
 import subprocess
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,16 +46,21 @@ def assembly(source: Path, target: str, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(request, tmp_path_factory):
+    """The assembly of an op for a target. What the session's tests ask for is compiled on all cores, in their order."""
     folder = tmp_path_factory.mktemp("assembly")
 
-    @functools.cache
-    def compile_once(op: str, target: str) -> str:
+    def compile_into(op: str, target: str) -> str:
         into = folder / f"{op}-{target}"
         into.mkdir()
         return assembly(kernel_source(op, "gpu.cu"), target, into)
 
-    return compile_once
+    tests = [item for item in request.session.items if "compiled" in getattr(item, "fixturenames", ())]
+    pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+    wanted = dict.fromkeys((test.callspec.params["op"], test.callspec.params["target"]) for test in tests)
+    jobs = {(op, target): pool.submit(compile_into, op, target) for op, target in wanted}
+    yield lambda op, target: jobs[op, target].result()
+    pool.shutdown(cancel_futures=True)
 
 
 def spilled(text: str, platform: str) -> list[int]:

@@ -24,6 +24,7 @@ from harness.ab.operands.arena import Arena
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
 from harness.ab.side import REGISTRIES, Side, open_side
+from harness.devices.spinning import wait_for_spinning_threads
 from harness.engines.base import Engine
 from harness.engines.native.rig import NativeRig
 from harness.models import ResolvedModel, resolve_model
@@ -51,6 +52,7 @@ class Problem:
         side = self.sides[name]
         count = min(max(1, round(SAMPLE_S / side.first_call_s)), len(side.launches))
         chosen = [side.launches[next(self.place) % len(side.launches)] for _ in range(count + 1)]
+        sampler.settle()
         return sampler.seconds(chosen, side.uses_pool) / count
 
 
@@ -91,6 +93,7 @@ def problems(configs: list[AbConfig], model: ResolvedModel, table: SelectionTabl
 
 def tpot_s(engine: Engine, config: RunConfig, model: ResolvedModel, repeat: int) -> float:
     """Of a decode behind a prompt that is not computed: a step's work depends on the context's length alone."""
+    wait_for_spinning_threads()
     point = Point(config.workload.input_tokens, skip_prompt=True)
     times_s = [chunk.time_s for chunk in engine.generate(make_request(config.workload, model, repeat, point, engine))]
     return (times_s[-1] - times_s[0]) / (len(times_s) - 1)

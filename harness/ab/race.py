@@ -81,6 +81,7 @@ class Race:
         launches, label = side.launches, side.row.label
         num_calls = self._num_calls(side, timing)
         chosen = [launches[next(place) % len(launches)] for _ in range(num_calls + 1)]
+        self._sampler.settle()
         try:
             time_s = self._sampler.seconds(chosen, side.uses_pool)
         except Exception as error:  # noqa: BLE001 - anybody's backend may raise anything

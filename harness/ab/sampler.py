@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.backends.base import Executor, Launch
+from harness.devices.spinning import wait_for_spinning_threads
 
-SETTLE_S = 0.003
-"""Threads of the side before may still spin: OpenMP's do for about a millisecond."""
 PAGE_BYTES = 4096
 
 
@@ -22,8 +21,16 @@ class Sampler:
         self._executor = executor
         self._on_cpu = executor.device.kind == "cpu"
 
+    def settle(self) -> None:
+        """Returns when nothing of the side before runs any more. MeasurementError where its threads never sleep."""
+        if not self._on_cpu:
+            return
+        if self._executor.pool is not None:
+            self._executor.pool.park()
+        wait_for_spinning_threads()
+
     def seconds(self, launches: Sequence[Launch], uses_pool: bool) -> float:
-        """Of all launches but the first, which is not timed; nothing of the other sides spins beside them."""
+        """Of all launches but the first, which is not timed; to be called when all is settled."""
         return self._loop_s(launches, uses_pool) if self._on_cpu else self._graph_s(launches)
 
     def run(self, launch: Launch) -> None:
@@ -56,9 +63,6 @@ class Sampler:
         import torch
 
         pool = self._executor.pool
-        if pool is not None:
-            pool.park()
-        time.sleep(SETTLE_S)
         # The caller is the pool's first thread, on the first core; torch's threads go where the system puts them.
         place = pool.pinned() if pool is not None and uses_pool else contextlib.nullcontext()
         with torch.inference_mode(), place:

@@ -7,7 +7,6 @@ configuration, so what is shown is that key's doing.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from harness.ab.interleave import turn
 from harness.ab.judge import is_settled
-from harness.ab.sampler import SETTLE_S
+from harness.devices.spinning import wait_for_spinning_threads
 from harness.engines.base import Engine, Request, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
@@ -114,7 +113,7 @@ def _answer(
 
 
 def _request(side: Answers, request: Request) -> None:
-    time.sleep(SETTLE_S)
+    wait_for_spinning_threads()
     sent_s = side.engine.clock_s()
     times_s: list[float] = []
     tokens: list[int] = []

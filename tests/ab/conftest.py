@@ -16,13 +16,12 @@ from harness.backends.registry import linear_backend, linear_backends
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """An arena of a few weights and a probe of a megabyte."""
     pytest.importorskip("torch")
-    from harness.ab import compare, sampler
+    from harness.ab import compare
     from harness.ab.operands import arena
     from harness.specs.run import ProbeConfig
 
     monkeypatch.setattr(arena, "ROTATION_CACHES", 0)
     monkeypatch.setattr(arena, "MIN_ROTATION_BYTES", ARENA_BYTES)
-    monkeypatch.setattr(sampler, "SETTLE_S", 0.0)
     config = ProbeConfig(buffer_bytes=1 << 20, survey_s=0.05, reading_s=0.001)
     monkeypatch.setattr(compare, "ProbeConfig", lambda **_: config)
 

@@ -19,9 +19,11 @@ from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
 from harness.ab.side import REGISTRIES, Side, open_side
 from harness.backends.base import Executor
+from harness.devices.contention import WaitBooks
 from harness.environment import read_environment
 from harness.errors import ConfigError, UnavailableError
 from harness.exclusive import measuring
+from harness.figures import cpu_wait_frac
 from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, Say, end_recorded, teller
@@ -88,6 +90,7 @@ def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: 
             say("probe: looking for the fastest verified reader")
         report = None if probe is None else probe.survey(None)
         comparison = Comparison(config, arena, executor, probe, folder)
+        books = WaitBooks()
         rows: list[AbRow] = []
         for case in wanted:
             say(f"{case.role}: {case.label}")
@@ -97,9 +100,13 @@ def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: 
             if row.outcome == "winner" and row.backend != config.compared_to:
                 say(f"once more, on fresh operands: {row.label} on {row.shape}")
                 rows[index] = comparison.confirmed(by_label[row.shape], row)
+    waited = cpu_wait_frac([books.closed(repeat=0)]) if executor.device.kind == "cpu" else None
     return record.model_copy(
-        update={"status": "done", "probe": report, "rotation_bytes": arena.num_bytes, "rows": tuple(rows)}
-    )
+        update={
+            "status": "done", "probe": report, "rotation_bytes": arena.num_bytes, "rows": tuple(rows),
+            "cpu_wait_frac": waited,
+        }
+    )  # fmt: skip
 
 
 def save_winners(record: AbRecord) -> Path:

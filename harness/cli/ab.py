@@ -175,8 +175,11 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     """Run it, show its rows, and keep its winners if that is asked for."""
     from harness.ab.compare import run_ab, save_winners
     from harness.cli.render import show, show_object
+    from harness.errors import MeasurementError
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
+    from harness.units import percent
+    from harness.verdict import MAX_CPU_WAIT_FRAC
 
     config = AbConfig.model_validate(settings)
     folder, record = run_ab(config, resolve(runs_dir), tell)
@@ -193,6 +196,12 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         show_object({**record.model_dump(mode="json"), "record": str(folder), **saved}, format, ())
     else:
         show([row.model_dump(mode="json") | {"record": str(folder)} | saved for row in record.rows], format)
+    if (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC:
+        raise MeasurementError(
+            f"unstable: other processes kept this comparison's threads from their cores for"
+            f" {percent(record.cpu_wait_frac)} of the time; ratios may hold, shares of the probe do not",
+            "stop what else runs on the machine, and compare again",
+        )
 
 
 def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:

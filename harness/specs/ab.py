@@ -184,4 +184,7 @@ class AbRecord(Frozen):
     """Memory that the operands rotate through."""
     prepare_s: NonNegativeFloat | None = None
     rows: tuple[AbRow, ...] = ()
+    cpu_wait_frac: NonNegativeFloat | None = None
+    """CPU: share of the time that other processes kept our threads from their cores, or that was stolen. Sides are
+    interleaved, so ratios stand it; shares of the probe do not."""
     failure: Failure | None = None

@@ -12,6 +12,25 @@ from harness.backends.base import Support
 from harness.backends.registry import linear_backend, linear_backends
 
 
+def set_wait(monkeypatch: pytest.MonkeyPatch, waited_s: float) -> None:
+    """Neighbours that take so much of every second, whatever else runs on the machine."""
+    from harness.ab import compare
+    from harness.specs.event import ContentionEvent, CpuWait
+
+    class Books:
+        def closed(self, repeat: int) -> ContentionEvent:
+            wait = CpuWait(queued_s=waited_s, others_s=waited_s, stolen_s=0.0)
+            return ContentionEvent(repeat=repeat, wall_s=1.0, wait=wait)
+
+    monkeypatch.setattr(compare, "WaitBooks", Books)
+
+
+@pytest.fixture
+def neighbours(monkeypatch: pytest.MonkeyPatch, small: None) -> None:
+    """They hold our cores for a tenth of the time."""
+    set_wait(monkeypatch, 0.1)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """An arena of a few weights and a probe of a megabyte."""
@@ -22,6 +41,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(arena, "ROTATION_CACHES", 0)
     monkeypatch.setattr(arena, "MIN_ROTATION_BYTES", ARENA_BYTES)
+    set_wait(monkeypatch, 0.0)
     config = ProbeConfig(buffer_bytes=1 << 20, survey_s=0.05, reading_s=0.001)
     monkeypatch.setattr(compare, "ProbeConfig", lambda **_: config)
 

@@ -185,6 +185,16 @@ def test_the_command_compares_what_it_is_told(model: Path, tmp_path: Path) -> No
     assert all(row["ratio_to_baseline"] == pytest.approx(1.0) for row in rows if row["backend"] == "torch-mv")
 
 
+@pytest.mark.usefixtures("neighbours")
+def test_neighbours_on_our_cores_make_it_unstable(model: Path, tmp_path: Path) -> None:
+    """Its rows are shown and kept, and the exit code says what they are worth."""
+    arguments = ["ab", "linear", "--model", str(model), "--runs-dir", str(tmp_path), "--format", "json"]
+    result = CliRunner().invoke(app, [*arguments, "--backend", "torch", "--precision", "1", "--device", "cpu"])
+    assert result.exit_code == 4, result.output
+    assert json.loads(result.stdout)["cpu_wait_frac"] == pytest.approx(0.1)
+    assert "for 10.0 % of the time" in result.stderr and "mend:" in result.stderr
+
+
 def test_the_record_is_listed_and_shown(model: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     limits = ["--blocks", "8", "--max-blocks", "8"]

@@ -21,19 +21,18 @@ _FLAGS = {
 }
 
 
-def load_gpu_kernel(source: Path, target: str, extra_flags: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load_gpu_kernel(source: Path, target: str) -> ctypes.CDLL:
     """The shared library of a gpu.cu for `sm_90`, `gfx906`, ... or `host`; features behind a colon are left away.
 
     Raises UnavailableError without the target's compiler, for a target of no known kind, and when the source does not
     compile, as a compiler older than the card makes it.
     """
-    return load_library(build_gpu_kernel(source, target, extra_flags).path)
+    return load_library(build_gpu_kernel(source, target).path)
 
 
-def build_gpu_kernel(source: Path, target: str, extra_flags: tuple[str, ...] = ()) -> Library:
+def build_gpu_kernel(source: Path, target: str) -> Library:
     """As load_gpu_kernel, and not loaded: a library needs its card's runtime only then."""
-    command, flags = compile_command(target)
-    return build_library(source, command, (*flags, *extra_flags))
+    return build_library(source, *compile_command(target))
 
 
 def compile_command(target: str) -> tuple[list[str], tuple[str, ...]]:

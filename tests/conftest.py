@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 from hypothesis import settings
 
+from harness import gpu_build, kernel_build
 from harness.cpu_pool import CpuPool
 from harness.errors import UnavailableError
 from harness.kernel_build import find_compiler
@@ -42,9 +43,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kernels are built once a session, and nobody's own cache is read or written."""
+    """Kernels are built once a session, whoever asks, and nobody's own cache is read or written.
+
+    A warning is an error, in every build: a library is found by its flags.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(kernel_build, "FLAGS", (*kernel_build.FLAGS, "-Werror"))
+        patch.setitem(gpu_build._FLAGS, "host", (*gpu_build._FLAGS["host"], "-Werror"))
         yield
 
 

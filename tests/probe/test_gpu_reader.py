@@ -8,7 +8,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.errors import UnavailableError  # noqa: E402
-from harness.gpu_build import load_gpu_kernel  # noqa: E402
 from harness.probe import gpu_reader  # noqa: E402
 from harness.probe.memory import MemoryProbe, Place  # noqa: E402
 from harness.probe.timing import pass_s  # noqa: E402
@@ -22,10 +21,8 @@ NUM_BYTES = 128 * 150 + 128  # no multiple of any unroll, so that readers have a
 
 
 @pytest.fixture
-def reader(monkeypatch: pytest.MonkeyPatch) -> gpu_reader.GpuReader:
+def reader() -> gpu_reader.GpuReader:
     """Its library is that of the kernels' own tests."""
-    build = lambda source, arch: load_gpu_kernel(source, arch, ("-Werror",))  # noqa: E731
-    monkeypatch.setattr(gpu_reader, "load_gpu_kernel", build)
     return gpu_reader.GpuReader(HOST, None)
 
 

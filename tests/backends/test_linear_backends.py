@@ -71,6 +71,25 @@ def test_product(name, dtype, shape, bias, cpu_pool):
     assert_product(out, x, weight, b)
 
 
+@each_dtype
+def test_layers_of_different_widths_share_scratch(dtype, cpu_pool, monkeypatch):
+    """A layer's own would be larger than a narrow weight: an A/B, which binds thousands, would take it for a copy. A
+    wider layer must not take it from under one that was bound before."""
+    made, backend = [], linear_backends.get("cpu-gemv")(Executor(CPU, cpu_pool))
+    monkeypatch.setattr(torch, "empty", lambda *size, new=torch.empty: made.append(size) or new(*size))
+    layers = []
+    for k in (64, 200, 64, 32, 200):
+        problem = LinearProblem(m=3, n=12, k=k, dtype=dtype)
+        x, weight, _ = tensors(problem)
+        out = torch.full((3, 12), torch.nan, dtype=DTYPES[dtype])
+        layers.append((backend.bind(x, backend.prepare(weight, None, problem), out), out, x, weight))
+    assert made == [(3 * 64,), (3 * 224,)]
+    for launch, out, x, weight in layers * 2:
+        out.fill_(torch.nan)
+        launch()
+        assert_product(out, x, weight, None)
+
+
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("name, m", [("cpu-gemv", 1), ("cpu-gemv", 3), ("torch", 1), ("torch", 3), ("torch-mv", 1)])
 def test_strided_output(name, m, bias):

@@ -28,8 +28,10 @@ class CpuGemv(LinearBackend):
     uses_pool = True
 
     def __init__(self, executor: Executor) -> None:
+        """x in the kernel's own form has one memory for all layers: launches follow one another."""
         self._executor = executor
         self._library = load_kernel(kernel_source("gemv"))
+        self._scratch = torch.empty(0)
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -46,9 +48,10 @@ class CpuGemv(LinearBackend):
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         n, k = packed.weight.shape
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
-        scratch = torch.empty(x.shape[0], whole_lines(k))
+        if self._scratch.numel() < x.shape[0] * whole_lines(k):
+            self._scratch = torch.empty(x.shape[0] * whole_lines(k))
         sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), NUM_STREAMS, PREFETCH_BYTES)
-        tensors = (x, packed.weight, packed.bias, out, scratch)
+        tensors = (x, packed.weight, packed.bias, out, self._scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
 
 

@@ -97,3 +97,10 @@ def test_torch_is_asked_for_each_type(monkeypatch):
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True, raising=False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False, raising=False)
     assert torch_widened.multiplies("BF16") and not torch_widened.multiplies("F16")
+
+
+def test_a_torch_without_onednn_is_not_asked_what_only_onednn_has(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: 1 / 0, raising=False)
+    problem = LinearProblem(m=16, n=16, k=32, dtype="BF16")
+    assert TorchWidened.supports(problem, DeviceInfo(kind="cpu", name="a test's")).ok

@@ -43,7 +43,7 @@ class OneDnn(LinearBackend):
             return Support.no(f"oneDNN has no product of {problem.dtype}", f"use one of {', '.join(DTYPES)}")
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             return Support.no("this build of torch has no oneDNN", "use torch")
-        if not _multiplies(problem.dtype):
+        if not multiplies(problem.dtype):
             return Support.no(f"oneDNN multiplies {problem.dtype} on CPUs with instructions for it only", "use torch")
         return Support.yes()
 
@@ -70,8 +70,11 @@ class OneDnn(LinearBackend):
         return launch
 
 
-def _multiplies(dtype: str) -> bool:
-    """Whether torch's operator takes this type here: x86 needs AVX-512 or AVX-NE-CONVERT for the narrow ones."""
+def multiplies(dtype: str) -> bool:
+    """Whether torch has oneDNN, without which these operators are missing, and that takes this type here: x86 needs
+    AVX-512 or AVX-NE-CONVERT for the narrow ones."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
     if dtype == "BF16":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype != "F16" or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
+from harness.backends.linear.onednn import multiplies
 from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, as_loaded
 from harness.specs.device import DeviceInfo
@@ -15,12 +16,6 @@ BLOCK_ROWS = 512
 """Rows of the weight that are widened at a time: with some thousand columns they stay in the second or third level
 cache between their conversion and the product."""
 DTYPES = ("BF16", "F16")
-
-
-def multiplies(dtype: str) -> bool:
-    """Whether torch's CPU library has arithmetic of BF16 or F16 on this machine."""
-    library = torch.ops.mkldnn
-    return bool(library._is_mkldnn_bf16_supported() if dtype == "BF16" else library._is_mkldnn_fp16_supported())
 
 
 @linear_backend("torch-widened")

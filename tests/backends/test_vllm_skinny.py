@@ -14,6 +14,7 @@ from operand_checks import assert_right, linear  # noqa: E402  # behind the skip
 from harness.backends.base import Executor  # noqa: E402
 from harness.backends.linear.vllm_skinny import VllmSkinny  # noqa: E402
 from harness.backends.registry import linear_backends  # noqa: E402
+from harness.errors import UnavailableError  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.problem import LinearProblem  # noqa: E402
 
@@ -93,6 +94,12 @@ def test_asking_what_it_supports_imports_no_vllm(vllm: Any) -> None:
     vllm()
     assert VllmSkinny.supports(problem(), CARD).ok
     assert "vllm" not in sys.modules and "vllm-skinny" in linear_backends.all()
+
+
+def test_a_vllm_that_does_not_load_says_so_in_a_line(vllm: Any) -> None:
+    vllm("raise ImportError('undefined symbol\\nof another torch')\n")
+    with pytest.raises(UnavailableError, match=r"can't be loaded: undefined symbol \("):
+        VllmSkinny(EXECUTOR)
 
 
 ROCM = {"kind": "rocm", "name": "c", "num_compute_units": 60}

@@ -6,13 +6,13 @@ type of its inputs: it is left out.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from pathlib import Path
 
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
+from harness.backends.library import load_library
 from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, as_loaded
 from harness.specs.device import DeviceInfo
@@ -35,7 +35,7 @@ class VllmSkinny(LinearBackend):
 
     def __init__(self, executor: Executor) -> None:
         self._num_compute_units = executor.device.num_compute_units
-        self._product = importlib.import_module("vllm._custom_ops").wvSplitK
+        self._product = load_library("vllm._custom_ops").wvSplitK
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:

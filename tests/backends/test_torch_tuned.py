@@ -238,8 +238,9 @@ def test_refusals_say_why_and_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("PYTORCH_TUNABLEOP_ENABLED", raising=False)
     assert TorchTuned.supports(problem, CARD).ok
     eight_bits = TorchTuned.supports(problem.model_copy(update={"dtype": "F8_E4M3"}), CARD)
-    cpu = TorchTuned.supports(problem, DeviceInfo(kind="cpu", name="c"))
+    cpu, cuda = (TorchTuned.supports(problem, DeviceInfo(kind=kind, name="c")) for kind in ("cpu", "cuda"))
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     everywhere = TorchTuned.supports(problem, CARD)
-    for support, why in ((cpu, "the device is cpu"), (eight_bits, "F8_E4M3"), (everywhere, "tunes all of torch")):
+    reasons = (cpu, "the device is cpu"), (cuda, "the device is cuda"), (eight_bits, "F8_E4M3")
+    for support, why in (*reasons, (everywhere, "tunes all of torch")):
         assert not support.ok and why in support.why and support.mend

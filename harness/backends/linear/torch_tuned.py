@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.cuda import tunable
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
-from harness.backends.launch import GPU_KINDS
 from harness.backends.linear.torch_linear import TorchLinear, bind_product
 from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, as_loaded, dtype_name
@@ -36,6 +35,8 @@ from harness.tunableop import (
     write_tunings,
 )
 
+KINDS = ("rocm", "dcu")
+"""On CUDA it knows cuBLAS's default alone: `torch` by another name, which would only share its place in an A/B."""
 ENABLED = "PYTORCH_TUNABLEOP_ENABLED"
 TYPE_NAMES = {"BF16": "BFloat16", "F16": "Half", "F32": "float"}
 """As TunableOp names them."""
@@ -55,8 +56,8 @@ class TorchTuned(LinearBackend):
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
-        if device.kind not in GPU_KINDS:
-            return Support.no(f"TunableOp tunes a GPU's libraries, the device is {device.kind}", "use torch")
+        if device.kind not in KINDS:
+            return Support.no(f"TunableOp tunes AMD's libraries, the device is {device.kind}", "use torch")
         if os.environ.get(ENABLED) == "1":
             return Support.no(f"{ENABLED}=1 tunes all of torch, so `torch` would be the same", f"unset {ENABLED}")
         return TorchLinear.supports(problem, device)

@@ -63,7 +63,8 @@ def _asked(model: str | None, table: Path | None) -> Asked | None:
         return lambda device: (found.spec.dtype, *jobs_of_model(found.name, found.spec, device))
     if table is not None:
         chosen = load_table(table)
-        return lambda device: (chosen.dtype, jobs_of_table(chosen), [])
+        jobs = jobs_of_table(chosen)  # now: it may name a backend that is not here
+        return lambda device: (chosen.dtype, jobs, [])
     return None
 
 

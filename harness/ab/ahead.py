@@ -53,7 +53,7 @@ def jobs_of_model(name: str, spec: ModelSpec, device: DeviceInfo) -> tuple[list[
 
 
 def jobs_of_table(table: SelectionTable) -> list[Job]:
-    """Its choices, as far as they compile at a launch."""
+    """Its choices, as far as they compile at a launch; ConfigError where it names a backend that is not known."""
     chosen = [(entry, REGISTRIES[entry.op].get(entry.backend)) for entry in table.entries]
     return [
         Job(Case(entry.op, entry.role, entry.problem, Calls(0, 0), entry.context), backend, (entry.parameters,))

@@ -10,6 +10,7 @@ from harness.gpu_build import load_gpu_kernel
 from harness.kernel_build import kernel_source, load_kernel
 from harness.resources import kernels_dir
 from harness.specs.device import DeviceInfo
+from harness.specs.selection import SelectionEntry, SelectionTable
 
 ANSWER = 'extern "C" int answer() { return 42; }\n'
 
@@ -117,6 +118,25 @@ def test_without_targets_this_machine_is_built_for(
     cpu, library, triton = build()
     assert [cpu["target"], library["target"], triton["target"]] == ["cpu", "sm_90", "sm_90"]
     assert (triton["what"], triton["outcome"]) == ("triton", "skipped") and "--model" in triton["why"]
+
+
+def test_a_table_of_a_backend_that_is_not_here_is_refused_before_anything_is_built(
+    sources: Path, empty_cache: Path, tmp_path: Path
+) -> None:
+    evidence = {"run_id": "r", "outcome": "winner", "call_s": 1e-5, "baseline": "torch"}
+    entry = SelectionEntry.model_validate(
+        {
+            "op": "linear", "role": "-", "problem": {"m": 1, "n": 16, "k": 16, "dtype": "BF16"},
+            "backend": "of-another-package", "contest_legal": True, "evidence": evidence,
+        }
+    )  # fmt: skip
+    card = DeviceInfo(kind="cuda", name="some card", arch="sm_90")
+    table = SelectionTable(model="m", dtype="BF16", device=card, versions={}, entries=(entry,)).sealed()
+    path = tmp_path / "table.yaml"
+    path.write_text(table.model_dump_json())
+    answer = harness("backends", "--build", "--target", "sm_90", "--target", "host", "--selection", str(path), code=2)
+    assert "of-another-package" in answer.output and "mend:" in answer.output
+    assert not empty_cache.exists()
 
 
 @pytest.mark.parametrize(

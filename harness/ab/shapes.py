@@ -115,7 +115,14 @@ def _fused_groups(products: Sequence[Product]) -> Iterator[tuple[Product, list[P
 
 
 def attention_cases(spec: ModelSpec, contexts: Iterable[int], chunks: Iterable[int]) -> list[Case]:
-    """Each kind of attention at each context, for one new token and for a chunk of a prompt."""
+    """Each kind of attention at each context, for one new token and for a chunk of a prompt; ConfigError where every
+    chunk is longer than every context."""
+    contexts, chunks = tuple(contexts), tuple(chunks)
+    if min(chunks) > max(contexts):
+        raise ConfigError(
+            f"a chunk of {min(chunks)} is part of a context, and the largest is {max(contexts)}",
+            "take a longer context or a shorter chunk",
+        )
     layers = Counter(layer.mixer for layer in spec.layers if isinstance(layer.mixer, Attention))
     return [
         Case(

@@ -90,6 +90,13 @@ def test_a_model_without_the_operation_is_refused(model: Path, tmp_path: Path, o
     assert not (tmp_path / "runs").exists()
 
 
+def test_chunks_that_no_context_holds_are_refused(model: Path, tmp_path: Path) -> None:
+    """And not as a model that has no attention."""
+    with pytest.raises(ConfigError, match="a chunk of 9 is part of a context, and the largest is 8"):
+        rows_of(model, tmp_path / "runs", op="attention", contexts=(4, 8), chunks=(9, 16))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_right_plant_is_timed(model: Path, tmp_path: Path, plant: Any) -> None:
     plant("right", right)
     rows = rows_of(model, tmp_path, "right")

@@ -257,3 +257,20 @@ def test_a_context_that_memory_has_no_room_for_is_refused(model: Path, tmp_path:
         result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 3
     assert "are free" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [["linear", "--batch", str(1 << 20)], ["attention", "--contexts", "32", "--chunks", "32"]],
+    ids=["batch", "chunk"],
+)
+def test_inputs_and_results_that_memory_has_no_room_for_are_refused(
+    model: Path, tmp_path: Path, wanted: list[str]
+) -> None:
+    """Where the weights or the cache alone had room."""
+    arguments = ["ab", *wanted, "--model", str(model), "--runs-dir", str(tmp_path / "r")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.ab.operands.arena.free_memory_bytes", lambda device: ARENA_BYTES)
+        result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 3
+    assert "are inputs and results" in result.stderr and len(result.stderr.strip().splitlines()) == 2

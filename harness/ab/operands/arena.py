@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from harness.ab.operands.attention import AttentionOperands, AttentionPlaces
-from harness.ab.operands.base import Operands, Places
+from harness.ab.operands.base import NUM_CHECKS, Operands, Places
 from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands, LinearPlaces
 from harness.ab.operands.linear_attention import DeltaOperands, DeltaPlaces
 from harness.ab.shapes import Case
@@ -71,13 +71,14 @@ class BlankArena:
 
 
 def _num_bytes(cases: Sequence[Case], dtype: torch.dtype, device: DeviceInfo) -> int:
-    """At least two places of the largest; UnavailableError where memory has no room for that."""
+    """At least two places of the largest; UnavailableError where memory has no room for that and for what is beside."""
     largest = max(_place_bytes(case, dtype) for case in cases)
     wanted = max(ROTATION_CACHES * (device.last_level_cache_bytes or 0), MIN_ROTATION_BYTES, 2 * largest)
-    available = free_memory_bytes(device)
-    if available is not None and wanted > available:
+    beside, available = max(_beside_bytes(case, dtype) for case in cases), free_memory_bytes(device)
+    if available is not None and wanted + beside > available:
         raise UnavailableError(
-            f"the operands rotate through {wanted:,} B, {available:,} B are free", "take a smaller model or context"
+            f"the operands rotate through {wanted:,} B, {beside:,} B are inputs and results, {available:,} B are free",
+            "take a smaller model, batch, chunk or context",
         )
     return wanted // 8 * 8
 
@@ -89,3 +90,16 @@ def _place_bytes(case: Case, dtype: torch.dtype) -> int:
     if isinstance(p, AttentionProblem):
         return 2 * p.num_kv_heads * p.max_context * p.head_dim * dtype.itemsize
     return p.state_values * STATE_DTYPE.itemsize
+
+
+def _beside_bytes(case: Case, dtype: torch.dtype) -> int:
+    """Inputs and outputs of the launches, inputs of the checks and, in float64, what is right for them."""
+    p = case.problem
+    if isinstance(p, LinearProblem):
+        inputs, outputs = p.m * p.k, p.m * p.n
+    elif isinstance(p, AttentionProblem):
+        inputs = outputs = p.m * p.num_heads * p.head_dim
+    else:
+        outputs = p.m * p.num_value_heads * p.value_head_dim
+        inputs = p.m * p.conv_channels + outputs
+    return (inputs + outputs + NUM_CHECKS * inputs) * dtype.itemsize + NUM_CHECKS * outputs * torch.float64.itemsize

@@ -115,6 +115,8 @@ class Race:
             check_side(side.launches, operands, self._sampler)
         except Unfair as found:
             self._refuse(side, timing, found.status, f"after its samples: {found.why}")
+        except Exception as error:  # noqa: BLE001 - anybody's backend may raise anything
+            self._refuse(side, timing, "failed", f"after its samples: {type(error).__name__}: {error}")
 
     @staticmethod
     def _refuse(side: Side, timing: Timing, status: str, why: str) -> None:

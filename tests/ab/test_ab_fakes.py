@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from harness.ab import side  # noqa: E402
 from harness.ab.compare import run_ab  # noqa: E402
 from harness.ab.operands import arena  # noqa: E402
+from harness.probe.memory import MemoryProbe  # noqa: E402
 from harness.specs.ab import AbConfig, AbRow  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
@@ -86,6 +87,30 @@ def test_one_that_raises_while_it_is_timed(model: Path, tmp_path: Path, plant: A
 
     plant("fake", launch)
     assert_caught(model, tmp_path, "fake", "failed", "too warm")
+
+
+def test_one_that_raises_when_it_is_checked_once_more(
+    model: Path, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the last check runs after the last block."""
+    blocks, is_over = iter(range(100)), False
+    read = MemoryProbe.read
+
+    def counting(self: Any, reading_s: float | None = None) -> Any:
+        nonlocal is_over
+        is_over = next(blocks) % 3 == 2  # of two blocks, before each and after the last
+        return read(self, reading_s)
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        nonlocal is_over
+        if is_over:
+            is_over = False  # the next problem begins
+            raise RuntimeError("worn out")
+        right(x, w, b, out)
+
+    monkeypatch.setattr(MemoryProbe, "read", counting)
+    plant("fake", launch)
+    assert_caught(model, tmp_path, "fake", "failed", "after its samples: RuntimeError: worn out")
 
 
 def test_one_that_cannot_prepare(model: Path, tmp_path: Path, plant: Any) -> None:

@@ -15,8 +15,10 @@ torch = pytest.importorskip("torch")
 from typer.testing import CliRunner  # noqa: E402
 
 from harness.ab.compare import run_ab  # noqa: E402
+from harness.ab.sampler import Sampler  # noqa: E402
 from harness.cli.main import app  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
+from harness.probe.memory import MemoryProbe  # noqa: E402
 from harness.records import load_record  # noqa: E402
 from harness.specs.ab import AB_EVENT, AbConfig, AbRow, AbSampleEvent  # noqa: E402
 
@@ -117,6 +119,24 @@ def test_weights_rotate_through_the_arena(model: Path, tmp_path: Path, plant: An
     assert places.keys() == shapes
     for (n, k), found in places.items():
         assert set(found) == set(range(ARENA_BYTES // (2 * n * k))), (n, k)
+
+
+def test_threads_of_the_side_before_sleep_when_the_roof_is_read(
+    model: Path, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    settle, read = Sampler.settle, MemoryProbe.read
+    monkeypatch.setattr(Sampler, "settle", lambda self: done.append("settle") or settle(self))
+    monkeypatch.setattr(MemoryProbe, "read", lambda self: done.append("read") or read(self))
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        done.append("call")
+        right(x, w, b, out)
+
+    plant("heard", launch)
+    rows_of(model, tmp_path, "heard")
+    readings = [index for index, what in enumerate(done) if what == "read"]
+    assert len(readings) >= 3 and all(done[index - 1] == "settle" for index in readings)
 
 
 def test_rounds_end_at_the_wanted_precision(model: Path, tmp_path: Path, plant: Any) -> None:

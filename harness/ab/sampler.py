@@ -56,6 +56,7 @@ class Sampler:
             return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
         import torch
 
+        torch.cuda.empty_cache()  # what torch's allocator holds free would hide a copy, too
         free, total = torch.cuda.mem_get_info()
         return int(total - free)
 

@@ -136,6 +136,8 @@ class Comparison:
         operands, sides = self._open(case, self._settings(case), self._config.seed)
         peak = self._peak(case)
         timing = self._race.run(case, operands, [side for side in sides if side.launches])
+        if any(row.status == "changes-operands" for row in timing.refused.values()):
+            self._arena.refill()
         rows = [timing.refused.get(side.row.label, side.row) for side in sides]
         peaks = [found for found in (peak, self._peak(case)) if found is not None]
         mean_peak = sum(peaks) / len(peaks) if peaks else None

@@ -109,8 +109,14 @@ class Race:
         timing.probe_rates.append(reading_rate(reading))
 
     def _check(self, side: Side, operands: Operands, timing: Timing) -> None:
-        """After the samples: whoever was right before them may have kept a result meanwhile."""
+        """After the samples: whoever was right before them may have kept a result meanwhile. Where an operand was
+        written to meanwhile nobody knows by whom, and no result can be told to be right any more."""
         if side.row.label in timing.refused:
+            return
+        changed = operands.changed()
+        if changed:
+            why = f"after the samples: this side or one beside it wrote to the {changed} that they share"
+            self._refuse(side, timing, "changes-operands", why)
             return
         try:
             check_side(side.launches, operands, self._sampler)

@@ -142,6 +142,23 @@ def test_one_that_changes_a_weight(model: Path, tmp_path: Path, plant: Any, last
     assert_caught(model, tmp_path, "fake", "changes-operands", "its weight")
 
 
+def test_one_that_changes_a_weight_while_it_is_timed(model: Path, tmp_path: Path, plant: Any) -> None:
+    """Nobody saw who it was: no side is ranked, and none is named as the one."""
+    calls: dict[Any, int] = {}
+
+    def launch(x: Any, w: Any, b: Any, out: Any) -> None:
+        key = w.shape, b is None
+        calls[key] = calls.get(key, 0) + 1
+        right(x, w, b, out)
+        if calls[key] > ARENA_BYTES // (2 * w.numel()) + 2:  # every place once, and the checks
+            w[0, 0] = float("nan") if w[0, 0] == 1 else 1.0  # what the next problem must not find
+
+    plant("fake", launch)
+    for rows in rows_of(model, tmp_path, "fake"):
+        assert {row.status for row in rows} == {"changes-operands"} and {row.outcome for row in rows} == {"-"}
+        assert all("this side or one beside it wrote to the weight" in row.why for row in rows)
+
+
 def test_one_that_keeps_a_copy(model: Path, tmp_path: Path, plant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its weights in another layout, more than it declares; declared, it is no fake."""
     larger = json.loads(model.read_text()) | {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 600}

@@ -77,14 +77,27 @@ def load_fitting(path: Path, device: DeviceInfo, dtype: str, force: bool) -> tup
     return table, differences
 
 
+def find_mergeable(path: Path, device: DeviceInfo, dtype: str) -> SelectionTable | None:
+    """The table that is there, if any; ConfigError for one of another device, type or software, which new entries can't
+    stand in, and for one that was changed."""
+    if not path.exists():
+        return None
+    table = load_table(path)
+    differences = foreign(table, device, dtype)
+    if differences:
+        raise ConfigError(
+            f"{path} was measured elsewhere: {'; '.join(differences)}", "move it away: --save then begins a new one"
+        )
+    return table
+
+
 def save_entries(
     path: Path, entries: Iterable[SelectionEntry], model: str, dtype: str, device: DeviceInfo
 ) -> SelectionTable:  # fmt: skip
     """Put entries into the table at `path`: a new one, or the one that is there if it is of the same device, type and
     software. ConfigError where it is not, and where it can't be written; the old one then stays."""
     fresh = SelectionTable(model=model, dtype=dtype, device=device, versions=software_versions(), entries=())
-    if path.exists():
-        fresh, _ = load_fitting(path, device, dtype, force=False)
+    fresh = find_mergeable(path, device, dtype) or fresh
     table = fresh.merged(entries)
     text = yaml.safe_dump(table.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     replace_file(path, text)

@@ -27,7 +27,7 @@ from harness.figures import cpu_wait_frac
 from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, Say, end_recorded, teller
-from harness.selection import save_entries, table_path
+from harness.selection import find_mergeable, save_entries, table_path
 from harness.specs.ab import AbConfig, AbRecord, AbRow
 from harness.specs.model import ModelSpec
 from harness.specs.problem import Parameters
@@ -44,8 +44,11 @@ CONFIRM_SEED = 1_000_003
 """Fresh operands are of another seed than those of the comparison."""
 
 
-def run_ab(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbRecord]:
-    """Measure, and leave a record. Raises ConfigError for unknown names and for a model that has no such operation."""
+def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) -> tuple[Path, AbRecord]:
+    """Measure, and leave a record. Raises ConfigError for unknown names and for a model that has no such operation.
+
+    saves: the winners are to be kept, so a table that they can't stand in is refused before anything is measured.
+    """
     model = resolve_model(config.model)
     wanted = cases(model.spec, config)
     if importlib.util.find_spec("torch") is None:
@@ -55,6 +58,10 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbReco
     from harness.engines.native.machine import open_executor, torch_device
 
     with contextlib.closing(open_executor(torch_device(config.device), config.threads)) as executor:
+        if saves:
+            find_mergeable(
+                table_path(executor.device, config.model, model.spec.dtype), executor.device, model.spec.dtype
+            )
         where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
         with RunFolder.create(runs_parent, where, name) as folder:
             record = _new_record(folder.run_id, config, model.spec, executor)

@@ -182,7 +182,7 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     from harness.verdict import MAX_CPU_WAIT_FRAC
 
     config = AbConfig.model_validate(settings)
-    folder, record = run_ab(config, resolve(runs_dir), tell)
+    folder, record = run_ab(config, resolve(runs_dir), tell, saves=save)
     table = save_winners(record) if save else None
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:

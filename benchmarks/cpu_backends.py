@@ -78,7 +78,7 @@ def main() -> None:
                 problems += compared(config)
             except ConfigError as error:  # a model without the operation
                 print(f"{model}: {error.what}")
-        ratio = max(1.0, *(row.probe_frac or 0.0 for rows in problems for row in rows))
+        ratio = max([1.0, *(row.probe_frac or 0.0 for rows in problems for row in rows)])
         table = [line(rows, ratio) for rows in problems if is_large(rows[0])]
         print(f"\n{model}; the fastest kernel reads at {ratio:.3f} of the probe beside it\n")
         print(tabulate(table, HEADERS, tablefmt="github", disable_numparse=True), flush=True)

@@ -13,9 +13,11 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean
 from tempfile import TemporaryDirectory
 
 import torch
+from scipy.stats import sem, t
 from tabulate import tabulate
 
 from harness.ab.compare import run_ab
@@ -32,7 +34,6 @@ from harness.selection import save_entries
 from harness.specs.ab import BASELINES, AbConfig, Op
 from harness.specs.run import NativeEngine, RunConfig
 from harness.specs.selection import SelectionTable, entries_of
-from harness.stats import mean_interval
 from harness.workload import Point, make_request, warmup_request
 
 SAMPLE_S = 0.02
@@ -83,7 +84,7 @@ def problems(configs: list[AbConfig], model: ResolvedModel, table: SelectionTabl
             arena = Arena([case], model.spec.dtype, rig.device, torch.device("cpu"), seed=1)
             operands = arena.operands(case, seed=1)
             chosen = {"default": (BASELINES[case.op], {}), "table": (entry.backend, entry.parameters)}
-            sides = {
+            sides = {  # both were timed when the table was made
                 name: open_side(case, REGISTRIES[case.op].get(backend), parameters, operands, rig.executor, sampler)
                 for name, (backend, parameters) in chosen.items()
             }
@@ -135,12 +136,12 @@ def report(decodes: list[dict[str, float]], calls: list[list[dict[str, float]]],
         f"\nTPOT: default {mean_ms(decodes, 'default')} ms, table {mean_ms(decodes, 'table')} ms, {len(decodes)} rounds"
     )
     for what, shares in (("shapes predict", predicted), ("decodes show", shown), ("apart by", apart)):
-        low, high = mean_interval(shares) or (float("nan"), float("nan"))
-        print(f"{what}: {sum(shares) / len(shares):.1%} [{low:.1%}, {high:.1%}] of the default's TPOT")
+        low, high = t.interval(0.95, len(shares) - 1, loc=mean(shares), scale=sem(shares))
+        print(f"{what}: {mean(shares):.1%} [{low:.1%}, {high:.1%}] of the default's TPOT")
 
 
 def mean_ms(decodes: list[dict[str, float]], name: str) -> str:
-    return f"{1e3 * sum(decode[name] for decode in decodes) / len(decodes):.2f}"
+    return f"{1e3 * mean(decode[name] for decode in decodes):.2f}"
 
 
 def main() -> None:
@@ -150,7 +151,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=16)
     args = parser.parse_args()
-    model, configs = resolve_model(args.model), []
+    model = resolve_model(args.model)
     configs = ab_configs(model, args.model, args.context)
     default = NativeEngine(
         kind="native", weights="synthetic", linear=BASELINES["linear"], attention=BASELINES["attention"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -11,13 +13,14 @@ from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, as_loaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import LinearProblem
+from harness.specs.problem import LinearProblem, Parameters
 
 MAX_ROWS = 8
-# From sweeps over streams (1, 2, 4, 8, 12, 16) and distances (0 to 8192) on a Sapphire Rapids: 8 streams a
-# thread read 1.3 times as fast as one; between 512 and 2048 bytes ahead the distance hardly matters.
-NUM_STREAMS = 8
-PREFETCH_BYTES = 1024
+# (num_streams, prefetch_bytes) from sweeps over 1 to 16 streams and 0 to 8192 bytes (docs/lab-log.md). A Sapphire
+# Rapids reads 1.3 times as fast with 8 streams as with one, at any distance from 512 to 2048. A Zen 3 reads at 0.9 of
+# the probe with 4 and at 0.77 with 8, and wants a short distance.
+WITH_AVX512 = (8, 1024)
+WITHOUT = (4, 256)
 
 
 @linear_backend("cpu-gemv")
@@ -27,9 +30,13 @@ class CpuGemv(LinearBackend):
     contest_legal = True
     uses_pool = True
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(
+        self, executor: Executor, num_streams: int | None = None, prefetch_bytes: int | None = None
+    ) -> None:  # fmt: skip
         """x in the kernel's own form has one memory for all layers: launches follow one another."""
         self._executor = executor
+        streams, distance = WITH_AVX512 if "avx512f" in executor.device.features else WITHOUT
+        self._tuned = (num_streams or streams, distance if prefetch_bytes is None else prefetch_bytes)
         self._library = load_kernel(kernel_source("gemv"))
         self._scratch = torch.empty(0)
 
@@ -38,6 +45,12 @@ class CpuGemv(LinearBackend):
         if problem.m > MAX_ROWS:
             return Support.no(f"{problem.m} rows are more than {MAX_ROWS}", "use torch: a product of many rows")
         return cpu_kernel_support(problem.dtype, device)
+
+    @staticmethod
+    def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        return [
+            {"num_streams": streams, "prefetch_bytes": distance} for streams in (4, 8) for distance in (0, 256, 1024)
+        ]
 
     def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
         return as_loaded(weight, bias, problem)
@@ -50,7 +63,7 @@ class CpuGemv(LinearBackend):
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
         if self._scratch.numel() < x.shape[0] * whole_lines(k):
             self._scratch = torch.empty(x.shape[0] * whole_lines(k))
-        sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), NUM_STREAMS, PREFETCH_BYTES)
+        sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), *self._tuned)
         tensors = (x, packed.weight, packed.bias, out, self._scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
 

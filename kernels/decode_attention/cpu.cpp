@@ -86,7 +86,8 @@ void add_products(const T* const* keys, int64_t d, const Factor<T>* q, int64_t w
 
 // The same with what is left of a head, less than a register. Rare, and kept out of the way of the registers.
 template <class T, int G>
-[[gnu::noinline]] void add_rest(const T* const* keys, int64_t d, int64_t count, const Factor<T>* q, int64_t width, vec* products) {
+[[gnu::noinline]] void add_rest(const T* const* keys, int64_t d, int64_t count, const Factor<T>* q, int64_t width,
+                                vec* products) {
   T padded[kPlaces<G>][kPerRegister<T>] = {};
   const T* rest[kPlaces<G>];
   for (int64_t j = 0; j < kPlaces<G>; ++j) {

@@ -7,8 +7,8 @@
 // they share their pages). Software prefetch carries the runs across page ends, where hardware prefetchers stop.
 //
 // x is brought into the form that products take (simd.h) once a launch, and a line of the weight is widened once for all
-// rows of x. Accumulates in fp32. With AVX-512 BF16 the products of a pair of columns are added before they meet the accumulator,
-// and denormals count as zero: results differ from the other variants in the last bits.
+// rows of x. Accumulates in fp32. With AVX-512 BF16 the products of a pair of columns are added before they meet the
+// accumulator, and denormals count as zero: results differ from the other variants in the last bits.
 #include <cstdint>
 #include <cstring>
 

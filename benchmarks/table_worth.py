@@ -84,10 +84,13 @@ def problems(configs: list[AbConfig], model: ResolvedModel, table: SelectionTabl
             arena = Arena([case], model.spec.dtype, rig.device, torch.device("cpu"), seed=1)
             operands = arena.operands(case, seed=1)
             chosen = {"default": (BASELINES[case.op], {}), "table": (entry.backend, entry.parameters)}
-            sides = {  # both were timed when the table was made
+            sides = {
                 name: open_side(case, REGISTRIES[case.op].get(backend), parameters, operands, rig.executor, sampler)
                 for name, (backend, parameters) in chosen.items()
             }
+            refused = [side.row for side in sides.values() if not side.launches]
+            if refused:
+                raise SystemExit(f"{refused[0].label} on {case.label}: {refused[0].status}, {refused[0].why}")
             found.append(Problem(case, sides, itertools.count()))
     return found
 

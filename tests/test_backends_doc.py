@@ -85,5 +85,5 @@ def test_what_it_names_is_there(doc: Path) -> None:
 @each_language
 def test_its_table_lists_registered_backends(doc: Path) -> None:
     names = re.findall(r"^\| `([a-z-]+)` \|", doc.read_text(), re.MULTILINE)
-    assert names == ["flash-attn", "flashinfer", "fla"]
+    assert names == ["flash-attn", "flashinfer", "torch-tuned", "vllm-skinny", "onednn", "fla"]
     assert set(names) <= {name for found in REGISTRIES for name in found.all()}

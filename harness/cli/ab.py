@@ -183,7 +183,8 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
 
     config = AbConfig.model_validate(settings)
     folder, record = run_ab(config, resolve(runs_dir), tell, saves=save)
-    table = save_winners(record) if save else None
+    unstable = (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC
+    table = save_winners(record) if save and not unstable else None
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
         show(ab_table(record.rows), format, title=f"{config.op} backends on {config.model}, {record.device.name}")
@@ -196,10 +197,11 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         show_object({**record.model_dump(mode="json"), "record": str(folder), **saved}, format, ())
     else:
         show([row.model_dump(mode="json") | {"record": str(folder)} | saved for row in record.rows], format)
-    if (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC:
+    if unstable:
+        not_saved = "; no winner was saved" if save else ""
         raise MeasurementError(
             f"unstable: other processes kept this comparison's threads from their cores for"
-            f" {percent(record.cpu_wait_frac)} of the time; ratios may hold, shares of the probe do not",
+            f" {percent(record.cpu_wait_frac)} of the time; ratios may hold, shares of the probe do not{not_saved}",
             "stop what else runs on the machine, and compare again",
         )
 

@@ -45,6 +45,8 @@ class OpChoice(Frozen):
     backend: str
     parameters: tuple[tuple[str, int | str], ...] = ()
     """Of a backend with a tuning space, as the selection table has them."""
+    note: str = ""
+    """What the backend settled on by itself, such as a library's kernel."""
     contest_legal: bool
     layers: str
     """As ranges: 0-27; `model` for what stands outside the layers."""

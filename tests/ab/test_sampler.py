@@ -1,4 +1,4 @@
-"""How an A/B sees a copy that a backend keeps on a GPU, by torch's allocator as a script plays it."""
+"""How an A/B sees a GPU's memory: torch's allocator and its card as a script plays them."""
 
 import pytest
 
@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from harness.ab.sampler import Sampler  # noqa: E402
 from harness.backends.base import Executor  # noqa: E402
+from harness.engines.native.machine import free_memory_bytes  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -36,3 +37,13 @@ def test_a_copy_in_memory_that_the_allocator_held_free_is_seen(monkeypatch: pyte
     before = sampler.memory_bytes()
     allocator.take(150)
     assert (before, sampler.memory_bytes()) == (300, 450)
+
+
+def test_free_memory_is_what_others_left_of_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of a card that is not here all that it has."""
+    card = DeviceInfo(kind="cuda", name="a test's GPU", memory_bytes=1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", Allocator(used=300, held_free=200).mem_get_info)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert free_memory_bytes(card) == 500
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert free_memory_bytes(card) == 1000

@@ -7,6 +7,7 @@ from native_engines import opened, tiny_config
 
 torch = pytest.importorskip("torch")
 
+from harness.backends.linear.cpu_gemv import CpuGemv  # noqa: E402
 from harness.devices.cpu import detect_cpu  # noqa: E402
 from harness.engines.base import Request  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
@@ -90,3 +91,11 @@ def test_a_foreign_table_is_refused_and_forced_it_is_noted(model: Path, tmp_path
         choices(model, selection=str(path))
     _, notes = choices(model, selection=str(path), selection_force=True)
     assert any("was forced, it is of device" in note for note in notes)
+
+
+def test_what_a_backend_settled_on_by_itself_is_recorded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, _ = choices(model, linear="cpu-gemv")
+    assert {row.note for row in rows.values()} == {""}
+    monkeypatch.setattr(CpuGemv, "note", "a library's kernel", raising=False)
+    rows, _ = choices(model, linear="cpu-gemv")
+    assert rows["linear", "o"].note == "a library's kernel" and rows["attention", "decode"].note == ""

@@ -48,8 +48,10 @@ def open_probe(config: ProbeConfig, executor: Executor, tell: Callable[[str], No
 
 
 def free_memory_bytes(device: DeviceInfo) -> int | None:
-    """What operands and weights may take."""
-    return available_memory_bytes() if device.kind == "cpu" else device.memory_bytes
+    """What operands and weights may take; of a card that is not here all that it has, where that is known."""
+    if device.kind == "cpu":
+        return available_memory_bytes()
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else device.memory_bytes
 
 
 def _open_pool(threads: int | None) -> CpuPool | None:

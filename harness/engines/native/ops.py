@@ -88,7 +88,9 @@ class OpTable:
         n, k = weights.weight.shape
         shape = f"{'m' if phase == 'prefill' else x.shape[0]}x{n}x{k}"
         batch = 1 if phase == "prefill" else x.shape[0]
-        self._remember(self._row("linear", phase, role, shape, choice, read, batch), layer, calls)
+        row = self._row("linear", phase, role, shape, choice, read, batch)
+        note = getattr(self._instance("linear", choice), "note", "")
+        self._remember(row.model_copy(update={"note": note}), layer, calls)
         return Bound("linear", role, launch, lambda context: read, weights=weights)
 
     def by_torch(self, phase: Phase, role: str, layer: int, num_rows: int) -> None:

@@ -14,10 +14,10 @@ empty :=
 space := $(empty) $(empty)
 EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton fla,$(WITH))))
 
-.PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers clean
+.PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers bench-backends bench-table clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 install: $(VENV)/installed  ## make the virtual environment: torch first, then the package
 $(VENV)/installed: pyproject.toml
@@ -59,6 +59,12 @@ bench-probe: install  ## our probe beside a STREAM-like read
 
 bench-peers: install  ## our decode beside transformers, vLLM CPU and llama.cpp, where they are installed
 	$(BIN)/python benchmarks/cpu_peers.py
+
+bench-backends: install  ## our CPU backends against the roof and the libraries, on the shapes of four models
+	$(BIN)/python benchmarks/cpu_backends.py
+
+bench-table: install  ## whole decodes with a selection table beside what its shapes predict
+	$(BIN)/python benchmarks/table_worth.py
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

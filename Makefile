@@ -17,7 +17,7 @@ EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton 
 .PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers bench-backends bench-table clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 install: $(VENV)/installed  ## make the virtual environment: torch first, then the package
 $(VENV)/installed: pyproject.toml

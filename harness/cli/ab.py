@@ -188,7 +188,7 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
         show(ab_table(record.rows), format, title=f"{config.op} backends on {config.model}, {record.device.name}")
-        for line in worth_lines(record.rows):
+        for line in (*not_here_lines(record.rows), *worth_lines(record.rows)):
             typer.echo(line)
         typer.echo(f"record  {folder}")
         if table is not None:
@@ -207,7 +207,7 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
 
 
 def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
-    """Rows as people read them."""
+    """Rows as people read them, without those that this machine can't have."""
     from harness.units import MISSING, percent
 
     return [
@@ -225,7 +225,17 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
             "us a token": _worth(row),
         }
         for row in rows
+        if row.status != "unsupported"
     ]  # fmt: skip
+
+
+def not_here_lines(rows: "Sequence[AbRow]") -> list[str]:
+    """Each backend that some problem could not have, with its reasons once and not in a row for each problem."""
+    reasons: dict[str, dict[str, None]] = {}
+    for row in rows:
+        if row.status == "unsupported":
+            reasons.setdefault(row.backend, {})[row.why] = None
+    return [f"not here  {backend}: {'; '.join(why)}" for backend, why in reasons.items()]
 
 
 def _outcome(row: "AbRow") -> str:

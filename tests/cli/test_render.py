@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.ab import ab_table
+from harness.cli.ab import ab_table, not_here_lines
 from harness.cli.options import Format
 from harness.cli.render import show
 from harness.specs.ab import AbRow
@@ -51,8 +51,17 @@ def test_an_ab_row_for_people() -> None:
     assert noted["outcome"] == "winner (kernel 7)"
 
 
-@pytest.mark.parametrize("status", ["unsupported", "incorrect"])
-def test_an_ab_row_that_was_not_timed_says_why(status: str) -> None:
-    (found,) = ab_table([row(status=status, why="n is 1")])
-    assert found["outcome"] == f"{status}: n is 1"
+def test_what_can_not_be_had_here_is_told_once_and_not_in_every_row() -> None:
+    absent = [
+        row(backend="gpu", status="unsupported", shape=shape, why=why)
+        for shape, why in (("1x8x8", "no card"), ("1x9x9", "no card"), ("9x9x9", "9 rows"))
+    ]
+    rows = [row(backend="cpu"), *absent, row(backend="odd", status="unsupported", why="odd")]
+    assert [found["backend"] for found in ab_table(rows)] == ["cpu"]
+    assert not_here_lines(rows) == ["not here  gpu: no card; 9 rows", "not here  odd: odd"]
+
+
+def test_an_ab_row_that_was_not_timed_says_why() -> None:
+    (found,) = ab_table([row(status="incorrect", why="n is 1")])
+    assert found["outcome"] == "incorrect: n is 1"
     assert {found["GB/s"], found["of probe"], found["times the baseline"]} == {"-"}

@@ -9,6 +9,7 @@ import yaml
 from harness.backends.base import Support
 from harness.backends.registry import linear_backends
 from harness.cpu_pool import physical_cores
+from harness.errors import ConfigError, UnavailableError
 from harness.report import backends as backends_report
 from harness.report import probe as probe_report
 from harness.report.backends import backend_rows
@@ -78,6 +79,47 @@ def test_a_probe_has_as_many_threads_as_were_asked_for(monkeypatch: pytest.Monke
     small = ProbeConfig(buffer_bytes=1 << 20, survey_s=0.05, reading_s=0.001)
     monkeypatch.setattr(probe_report, "ProbeConfig", lambda: small)
     for threads in {1, min(2, len(physical_cores()))}:
-        report = probe_this_machine(threads, lambda line: None)
+        report = probe_this_machine("cpu", threads, lambda line: None)
         assert max(point.num_threads for point in report.thread_curve) <= threads
         assert report.num_threads <= threads
+
+
+@pytest.mark.torch
+def test_a_gpus_probe_is_surveyed_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch sees a card, `auto` is the card; its threads are nobody's to choose."""
+    from harness.backends.base import Executor
+    from harness.engines.native import machine
+
+    card, done = DeviceInfo(kind="cuda", name="a test's", arch="sm_90"), []
+
+    class Probe:
+        def survey(self, working_set_bytes: int | None) -> str:
+            done.append("survey")
+            return "report"
+
+        def close(self) -> None:
+            done.append("close")
+
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine, "open_executor", lambda device, threads: Executor(card, stream="stream"))
+    monkeypatch.setattr(probe_report, "open_gpu_probe", lambda config, device, stream: (Probe(), device, stream)[0])
+    assert probe_this_machine("auto", None, lambda line: None) == "report"
+    assert done == ["survey", "close"]
+    with pytest.raises(ConfigError, match="threads are a CPU's"):
+        probe_this_machine("cuda", 2, lambda line: None)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("device", "fault"), [("tpu", ConfigError), ("cuda", UnavailableError)])
+def test_a_device_that_is_none_or_not_here(
+    device: str, fault: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(fault):
+        probe_this_machine(device, None, lambda line: None)
+
+
+def test_without_torch_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_report.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="torch is not installed"):
+        probe_this_machine("cuda", None, lambda line: None)

@@ -36,7 +36,8 @@ def doctor(
 
 
 def probe(
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads [one a physical core].")] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda (ROCm and DCU too).")] = "auto",
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU: threads [one a physical core].")] = None,
     format: FormatOption = Format.table,
 ) -> None:
     """How fast this machine reads memory, proven by a checksum: the roof of every verdict."""
@@ -44,7 +45,7 @@ def probe(
     from harness.report.probe import probe_this_machine
     from harness.units import flop_per_s, gb_per_s, num_bytes
 
-    report = probe_this_machine(threads, tell)
+    report = probe_this_machine(device, threads, tell)
     curve = ", ".join(f"{point.num_threads}: {gb_per_s(point.read_bytes_per_s)}" for point in report.thread_curve)
     peaks = ", ".join(
         f"{dtype} {flop_per_s(peak)} (in {report.peak_arithmetic.get(dtype, dtype)})"

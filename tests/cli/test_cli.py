@@ -257,10 +257,12 @@ def test_probe_shows_each_rate_by_its_name(monkeypatch: pytest.MonkeyPatch) -> N
         read_bytes_per_s=3e9, reading_buffer_bytes=1 << 30, copy_bytes_per_s=4e9, write_bytes_per_s=5e9,
         baseline_read_bytes_per_s=6e9,
     )  # fmt: skip
-    asked: list[int | None] = []
-    monkeypatch.setattr("harness.report.probe.probe_this_machine", lambda n, tell: asked.append(n) or report)
+    asked: list[tuple[str, int | None]] = []
+    monkeypatch.setattr(
+        "harness.report.probe.probe_this_machine", lambda device, n, tell: asked.append((device, n)) or report
+    )
     text = harness("probe", "--threads", "2").stdout
-    assert asked == [2]
+    assert asked == [("auto", 2)]
     names = ("read", "copy", "write", "first probe here")
     assert [line_of(text, name).partition(" ")[0] for name in names] == ["3.00", "4.00", "5.00", "6.00"]
 

@@ -10,9 +10,9 @@ from importlib.util import find_spec
 
 _SIZES = (256, 512, 1024, 2048)
 _GPU_SIZES = (1024, 2048, 4096, 8192)
-DTYPES = {"BF16": "bfloat16", "F32": "float32"}
+DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 """The types that are timed, by their safetensors names, with torch's."""
-_ARITHMETIC = {"BF16": ("BF16", "F32"), "F32": ("F32",)}
+_ARITHMETIC = {"BF16": ("BF16", "F32"), "F16": ("F16", "F32"), "F32": ("F32",)}
 """What a type's products may be done in: the type's own arithmetic, or a wider one that holds its values exactly."""
 
 
@@ -25,7 +25,7 @@ class Peak:
 
 
 def find_peaks(num_threads: int, time_s: float, device: str = "cpu") -> dict[str, Peak]:
-    """Best rate of torch's square products on random data, by type (BF16, F32); empty without torch.
+    """Best rate of torch's square products on random data, by type (BF16, F16, F32); empty without torch.
 
     A type's peak is that of the fastest arithmetic that can do its products: on a CPU without bf16's instructions
     torch multiplies bf16 at a tenth of what it makes of the same values in fp32, and that is no wall.

@@ -52,7 +52,7 @@ def test_it_is_the_mean_and_not_the_best(products: list[tuple[int, str, float]])
     found = flop_per_s_now("BF16", 1, 8 * 2 * 512**3 / RATE * 1.01)
     assert products[-1][0] == 512
     assert found == pytest.approx(RATE / 1.5)
-    assert [peak.flop_per_s for peak in find_peaks(1, 1.0).values()] == pytest.approx([RATE, RATE])
+    assert [peak.flop_per_s for peak in find_peaks(1, 1.0).values()] == pytest.approx(len(DTYPES) * [RATE])
 
 
 @pytest.mark.torch
@@ -60,17 +60,17 @@ def test_it_is_the_mean_and_not_the_best(products: list[tuple[int, str, float]])
 def test_a_types_peak_is_that_of_the_fastest_arithmetic_that_holds_its_values(
     monkeypatch: pytest.MonkeyPatch, bf16_rate: float, way: str
 ) -> None:
-    """bf16 may be multiplied as fp32, fp32 never as bf16."""
-    rates = {"BF16": bf16_rate, "F32": RATE}
+    """bf16 and fp16 may be multiplied as fp32, fp32 as neither, and neither as the other."""
+    rates = {"BF16": bf16_rate, "F16": 1e12, "F32": RATE}
     monkeypatch.setattr(matmul, "_products_s", lambda size, dtype, *_: [2 * size**3 / rates[dtype]])
     found = find_peaks(1, 1.0)
     assert [found["BF16"].flop_per_s, found["F32"].flop_per_s] == pytest.approx([max(bf16_rate, RATE), RATE])
-    assert (found["BF16"].arithmetic, found["F32"].arithmetic) == (way, "F32")
+    assert {name: peak.arithmetic for name, peak in found.items()} == {"BF16": way, "F16": "F16", "F32": "F32"}
 
 
 @pytest.mark.torch
 def test_types_that_are_not_timed_have_no_rate() -> None:
-    for dtype in ("F16", "F8", "I8", ""):
+    for dtype in ("F64", "F8", "I8", ""):
         assert flop_per_s_now(dtype, 1, 0.01) is None
 
 

@@ -124,7 +124,7 @@ def test_torch_reads_what_numpy_wrote(empty_cache: Path, monkeypatch: pytest.Mon
     probe = open_cpu_probe(QUICK, None, DEVICE)
     report = probe.survey(2 * CACHE)
     assert report.method == "torch-reduction" and report.baseline_read_bytes_per_s is None
-    assert set(report.peak_flop_per_s) == {"BF16", "F32"}
+    assert set(report.peak_flop_per_s) == {"BF16", "F16", "F32"}
     assert probe.read().pass_bytes == 2 * CACHE
     assert torch.get_num_threads() == threads
     probe.close()

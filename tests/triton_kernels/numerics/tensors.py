@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32")
 # Of a stored value, relative to it. Triton's interpreter cuts bf16 off instead of rounding it: a whole last place.
 ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-21}
-SCORE_ERROR = 4e-6
+SCORE_ERROR = 2.0**-20
 """What attention may err by beside its rounding: scores are sums of fp32 products in an order that is the interpreter's
 BLAS's, off by some 2^-24 of their terms, and so, relatively, are weights; values are of size 1."""
 GUARD = 64

@@ -28,7 +28,7 @@ def find_peaks(num_threads: int, time_s: float, device: str = "cpu") -> dict[str
     """Best rate of torch's square products on random data, by type (BF16, F16, F32); empty without torch.
 
     A type's peak is that of the fastest arithmetic that can do its products: on a CPU without bf16's instructions
-    torch multiplies bf16 at a tenth of what it makes of the same values in fp32, and that is no wall.
+    torch multiplies bf16 at a fraction of what it makes of the same values in fp32, and that is no wall.
 
     device: as torch names it; num_threads are a CPU's.
 

@@ -5,8 +5,10 @@
 // stretch gives a softmax of its own (maximum, sum, weighted values); the caller then combines a head's stretches.
 // So threads are busy alike for one head with a long context and for many heads with a short one, with one launch.
 //
-// A stretch is read in blocks of kBlock places that stay in the first-level cache: first the keys against all query
-// heads of the group, then the values. Meanwhile the other half of the pair is prefetched.
+// A stretch is cut into a few long streams, whose places are taken in turns, as in kernels/gemv: a hardware prefetcher
+// follows each of them, and together they keep more lines in flight than software prefetches alone can, which only
+// carry a stream across the ends of pages, where hardware prefetchers stop. kBlock places at a time are scored against
+// all query heads of the group, then their values are added.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -17,7 +19,8 @@
 
 namespace {
 
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlock = 128;
+constexpr int kRows = 8;  // places whose values are added before the sums leave the registers
 constexpr int64_t kMaxGroup = 16;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -28,7 +31,7 @@ struct Attention {
   const T* k_cache;  // [num_kv_heads, max_context, head_dim]
   const T* v_cache;
   T* out;  // as q
-  int64_t num_kv_heads, group, head_dim, max_context, context;
+  int64_t num_kv_heads, group, head_dim, max_context, context, streams_log2, prefetch_bytes;
   float scale;
   // One slot a stretch: group x width weighted values in wide order (simd.h), then the group's maxima, then its sums.
   float* scratch;
@@ -38,7 +41,7 @@ struct Attention {
 
   const T* keys(int64_t head, int64_t place) const { return k_cache + (head * max_context + place) * head_dim; }
 
-  int64_t block_bytes(int64_t places) const { return std::min(places, kBlock) * head_dim * int64_t{sizeof(T)}; }
+  void prefetch(const T* line) const { __builtin_prefetch(reinterpret_cast<const char*>(line) + prefetch_bytes); }
 
   // Along the line of all places head or share grows by one from each stretch to the next, so head + share numbers
   // them, and num_kv_heads + num_threads - 1 slots are enough.
@@ -47,93 +50,86 @@ struct Attention {
   float* sums(float* slot) const { return slot + group * (width() + 1); }
 };
 
-// What is read after the block that is worked on, fetched bit by bit meanwhile: a core has room for a dozen lines in
-// flight, and waits where it is asked for more at once. Taken from kRuns runs in turns, as in kernels/gemv, since a
-// hardware prefetcher follows each: at 320 places four runs read 1.3 times as fast as one.
-class Ahead {
- public:
-  Ahead(const void* begin, int64_t num_bytes)
-      : begin_(static_cast<const char*>(begin)),
-        run_bytes_((num_bytes + kRuns * kLineBytes - 1) / (kRuns * kLineBytes) * kLineBytes) {}
+// The keys, or the values, of at most kBlock places: the same number of each stream, in turns.
+template <class T>
+struct Block {
+  const T* first;
+  int64_t stream, head_dim;  // elements from a place to that of the next stream, and to the next of its own
+  int64_t streams_log2, count;
 
-  // Fetches as many bytes as were read: a line of each run whenever that makes so many.
-  void follow(int64_t read_bytes) {
-    for (owed_bytes_ += read_bytes; owed_bytes_ >= kRuns * kLineBytes && offset_ < run_bytes_; offset_ += kLineBytes) {
-      for (int64_t run = 0; run < kRuns; ++run) __builtin_prefetch(begin_ + run * run_bytes_ + offset_);
-      owed_bytes_ -= kRuns * kLineBytes;
-    }
+  const T* place(int64_t i) const {
+    const int64_t turn = i >> streams_log2;
+    return first + (i - (turn << streams_log2)) * stream + turn * head_dim;
   }
-
- private:
-  static constexpr int64_t kRuns = 4;
-  const char* begin_;
-  int64_t run_bytes_, offset_ = 0, owed_bytes_ = 0;
 };
 
 // How many places are scored at once against G query heads: as many as fill the lanes of one vector of sums.
 template <int G>
-constexpr int64_t kPlaces = kLanes / G;
+constexpr int kPlaces = kLanes / G;
 
 // products[g][j] += a register of the keys of each place times q, for G query heads.
 template <class T, int G>
-void add_products(const T* const* keys, int64_t d, const Factor<T>* q, int64_t width, vec* products) {
-  for (int64_t j = 0; j < kPlaces<G>; ++j)
+[[gnu::always_inline]] inline void add_products(const T* const* keys, int64_t d, const Factor<T>* q, int64_t width,
+                                                vec* products) {
+  for (int j = 0; j < kPlaces<G>; ++j)
     for (int g = 0; g < G; ++g) {
       vec& product = products[g * kPlaces<G> + j];
       product = add_register(product, keys[j] + d, q + g * width + d);
     }
 }
 
-// The same with what is left of a head, less than a register. Rare, and kept out of the way of the registers.
+// The same with what is left of a head, less than a register.
 template <class T, int G>
 [[gnu::noinline]] void add_rest(const T* const* keys, int64_t d, int64_t count, const Factor<T>* q, int64_t width,
                                 vec* products) {
   T padded[kPlaces<G>][kPerRegister<T>] = {};
   const T* rest[kPlaces<G>];
-  for (int64_t j = 0; j < kPlaces<G>; ++j) {
+  for (int j = 0; j < kPlaces<G>; ++j) {
     memcpy(padded[j], keys[j] + d, count * sizeof(T));
     rest[j] = padded[j];
   }
   add_products<T, G>(rest, 0, q + d, width, products);
 }
 
-// scores[g][j] = scale q[g] . keys[j] for G query heads and kPlaces<G> places, summed up together. Of `count` places, if
-// they are fewer, the last one stands in for those that are missing.
-template <class T, int G>
-void score(const Attention<T>& a, const T* keys, Ahead& ahead, int64_t count, const Factor<T>* q, float* scores) {
+// scores[g][j] = scale q[g] . keys[j] for G query heads and kPlaces<G> places from `first` on, summed up together. The
+// last one stands in for those that are missing. kRest: a head ends within a register. Heads that don't have an
+// instance of their own, and it is inlined, since else the compiler keeps the products in memory. kPrefetch: as yet
+// unread.
+template <class T, int G, bool kRest, bool kPrefetch>
+[[gnu::always_inline]] inline void score(const Attention<T>& a, const Block<T>& keys, int64_t first, const Factor<T>* q,
+                                         float* scores) {
   constexpr int64_t kStep = kPerRegister<T>;
   const T* places[kPlaces<G>];
-  for (int64_t j = 0; j < kPlaces<G>; ++j) places[j] = j == 0 ? keys : places[j - 1] + (j < count ? a.head_dim : 0);
-  vec products[kLanes] = {};
+  for (int j = 0; j < kPlaces<G>; ++j) places[j] = keys.place(std::min(first + j, keys.count - 1));
+  vec products[kLanes];
+  for (vec& product : products) product = vec{};
   int64_t d = 0;
   for (; d + kStep <= a.head_dim; d += kStep) {
-    ahead.follow(kPlaces<G> * kStep * sizeof(T));
+    for (int j = 0; kPrefetch && d % kPerLine<T> == 0 && j < kPlaces<G>; ++j) a.prefetch(places[j] + d);
     add_products<T, G>(places, d, q, a.width(), products);
   }
-  if (d < a.head_dim) add_rest<T, G>(places, d, a.head_dim - d, q, a.width(), products);
+  if constexpr (kRest) add_rest<T, G>(places, d, a.head_dim - d, q, a.width(), products);
   float lanes[kLanes];
   store(lanes, sums(products) * a.scale);
-  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock, lanes + g * kPlaces<G>, kPlaces<G> * sizeof(float));
+  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock + first, lanes + g * kPlaces<G>, kPlaces<G> * sizeof(float));
 }
 
-// The scores of G heads and `count` places; minus infinity behind them.
-template <class T, int G>
-void score_block(const Attention<T>& a, const T* keys, Ahead& ahead, int64_t count, const Factor<T>* q, float* scores) {
-  for (int64_t j = 0; j < count; j += kPlaces<G>)
-    score<T, G>(a, keys + j * a.head_dim, ahead, count - j, q, scores + j);
-  for (int g = 0; g < G; ++g)
-    for (int64_t j = count; j < kBlock; ++j) scores[g * kBlock + j] = kMinusInfinity;
+// The scores of G heads; minus infinity behind them.
+template <class T, int G, bool kRest, bool kPrefetch>
+void score_heads(const Attention<T>& a, const Block<T>& keys, const Factor<T>* q, float* scores) {
+  for (int64_t j = 0; j < keys.count; j += kPlaces<G>) score<T, G, kRest, kPrefetch>(a, keys, j, q, scores);
+  for (int g = 0; g < G; ++g) std::fill(scores + g * kBlock + keys.count, scores + (g + 1) * kBlock, kMinusInfinity);
 }
 
-// For the whole group, four heads at a time.
-template <class T>
-void score_group(const Attention<T>& a, const T* keys, Ahead& ahead, int64_t count, const Factor<T>* q, float* scores) {
-  for (int64_t g = 0; g < a.group;) {
-    const auto rest = a.group - g;
-    const auto pass = rest >= 4 ? score_block<T, 4> : rest >= 2 ? score_block<T, 2> : score_block<T, 1>;
-    pass(a, keys, ahead, count, q + g * a.width(), scores + g * kBlock);
-    g += rest >= 4 ? 4 : rest >= 2 ? 2 : 1;
-  }
+// For the whole group, four heads at a time. The first pass reads the keys, the others find them in the caches.
+template <class T, bool kRest, bool kPrefetch = true>
+void score_block(const Attention<T>& a, const Block<T>& keys, const Factor<T>* q, float* scores, int64_t g = 0) {
+  const int64_t heads = a.group - g >= 4 ? 4 : a.group - g >= 2 ? 2 : 1;
+  const auto pass = heads == 4   ? score_heads<T, 4, kRest, kPrefetch>
+                    : heads == 2 ? score_heads<T, 2, kRest, kPrefetch>
+                                 : score_heads<T, 1, kRest, kPrefetch>;
+  pass(a, keys, q + g * a.width(), scores + g * kBlock);
+  if (g + heads < a.group) score_block<T, kRest, false>(a, keys, q, scores, g + heads);
 }
 
 // The online softmax: a block with a new maximum scales down what was summed under the old one.
@@ -145,7 +141,8 @@ void softmax_block(const Attention<T>& a, float* scores, float* weighted, float*
     vec block_maximum = load(row);
     for (int64_t j = kLanes; j < kBlock; j += kLanes) block_maximum = max(block_maximum, load(row + j));
     const float maximum = std::max(maxima[g], largest(block_maximum));
-    const float shrink = std::exp(maxima[g] - maximum);  // 0 in the first block, whose maximum is minus infinity
+    // 0 in the first block, whose maximum is minus infinity; no new maximum in most of those that follow.
+    const float shrink = maximum == maxima[g] ? 1.0f : std::exp(maxima[g] - maximum);
     vec block_sum = {};
     for (int64_t j = 0; j < kBlock; j += kLanes) {
       const vec weight = exp(load(row + j) - maximum);
@@ -159,59 +156,71 @@ void softmax_block(const Attention<T>& a, float* scores, float* weighted, float*
   }
 }
 
-// weighted[g] += sum over places of weights[g][j] values[j], for G heads and D registers of their width, of the last of
-// which `columns` may be fewer than it holds. The sums stay in registers over all places.
-template <class T, int G, int D>
-void add_values(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, int64_t columns,
-                const float* weights, float* weighted) {
+// weighted[g] += sum over rows of weights[g][j] rows[j][d...], for G heads and D registers of their width, of the last
+// of which `columns` may be fewer than it holds.
+template <class T, int G, int D, bool kPrefetch>
+[[gnu::always_inline]] inline void add_columns(const Attention<T>& a, const T* const* rows, int count, int64_t d,
+                                               int64_t columns, const float* weights, float* weighted) {
   constexpr int kTotals = D * kVecs<T>;
   vec totals[G][kTotals];
   for (int g = 0; g < G; ++g)
-    for (int i = 0; i < kTotals; ++i) totals[g][i] = load(weighted + g * a.width() + i * kLanes);
-  for (int64_t j = 0; j < count; ++j) {
-    ahead.follow(D * kLanes * sizeof(float));
-    for (int d = 0; d < D; ++d) {
-      const int64_t first = d * kPerRegister<T>;
-      const Wide<T> value = load_wide(values + j * a.head_dim + first, columns - first);
+    for (int i = 0; i < kTotals; ++i) totals[g][i] = load(weighted + g * a.width() + d + i * kLanes);
+  for (int j = 0; j < count; ++j)
+    for (int i = 0; i < D; ++i) {
+      const int64_t first = i * kPerRegister<T>;
+      if (kPrefetch && first % kPerLine<T> == 0) a.prefetch(rows[j] + d + first);
+      const Wide<T> value = load_wide(rows[j] + d + first, columns - first);
       for (int g = 0; g < G; ++g)
         for (int part = 0; part < kVecs<T>; ++part)
-          totals[g][d * kVecs<T> + part] += weights[g * kBlock + j] * value.v[part];
+          totals[g][i * kVecs<T> + part] += weights[g * kBlock + j] * value.v[part];
     }
-  }
   for (int g = 0; g < G; ++g)
-    for (int i = 0; i < kTotals; ++i) store(weighted + g * a.width() + i * kLanes, totals[g][i]);
+    for (int i = 0; i < kTotals; ++i) store(weighted + g * a.width() + d + i * kLanes, totals[g][i]);
 }
 
-template <class T, int G>
-void add_heads(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, const float* weights,
-               float* weighted) {
-  constexpr int kMany = 4 / kVecs<T>;
+// At least eight sums a pass, where rows and columns are whole: each waits four cycles for its last addition.
+template <class T, int G, bool kPrefetch>
+void add_rows(const Attention<T>& a, const T* const* rows, int count, const float* weights, float* weighted) {
+  constexpr int kMany = (G == 1 ? 8 : 4) / kVecs<T>;
   constexpr int64_t kOne = kPerRegister<T>;
   int64_t d = 0;
-  for (; d + kMany * kOne <= a.head_dim; d += kMany * kOne)
-    add_values<T, G, kMany>(a, values + d, ahead, count, kMany * kOne, weights, weighted + d);
+  for (; count == kRows && d + kMany * kOne <= a.head_dim; d += kMany * kOne)
+    add_columns<T, G, kMany, kPrefetch>(a, rows, kRows, d, kMany * kOne, weights, weighted);
   for (; d < a.head_dim; d += kOne)
-    add_values<T, G, 1>(a, values + d, ahead, count, a.head_dim - d, weights, weighted + d);
+    add_columns<T, G, 1, kPrefetch>(a, rows, count, d, a.head_dim - d, weights, weighted);
 }
 
 // For the whole group, as many heads at a time as the registers hold.
 template <class T>
-void add_block(const Attention<T>& a, const T* values, Ahead& ahead, int64_t count, const float* weights,
-               float* weighted) {
+void add_group(const Attention<T>& a, const T* const* rows, int count, const float* weights, float* weighted) {
   constexpr int kMost = kLanes == 16 ? 4 : 2;
   int64_t g = 0;
-  const auto add = [&](auto pass, int heads) {
+  const auto add = [&](auto first, auto others, int heads) {
     for (; g + heads <= a.group; g += heads)
-      pass(a, values, ahead, count, weights + g * kBlock, weighted + g * a.width());
+      (g == 0 ? first : others)(a, rows, count, weights + g * kBlock, weighted + g * a.width());
   };
-  add(add_heads<T, kMost>, kMost);
-  if constexpr (kMost > 2) add(add_heads<T, 2>, 2);
-  add(add_heads<T, 1>, 1);
+  add(add_rows<T, kMost, true>, add_rows<T, kMost, false>, kMost);
+  if constexpr (kMost > 2) add(add_rows<T, 2, true>, add_rows<T, 2, false>, 2);
+  add(add_rows<T, 1, true>, add_rows<T, 1, false>, 1);
 }
 
-// Places [begin, end) of one head, into the stretch's slot. `next`: the keys after it.
 template <class T>
-void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, Ahead next, float* slot) {
+void attend_block(const Attention<T>& a, Block<T> block, const Factor<T>* q, float* scores, float* slot) {
+  const auto score = a.head_dim % kPerRegister<T> == 0 ? score_block<T, false> : score_block<T, true>;
+  score(a, block, q, scores, 0);
+  softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
+  block.first += a.v_cache - a.k_cache;
+  for (int64_t j = 0; j < block.count; j += kRows) {
+    const int count = static_cast<int>(std::min<int64_t>(kRows, block.count - j));
+    const T* rows[kRows];
+    for (int i = 0; i < count; ++i) rows[i] = block.place(j + i);
+    add_group(a, rows, count, scores + j, slot);
+  }
+}
+
+// Places [begin, end) of one head, into the stretch's slot: the streams, then the few places that they leave.
+template <class T>
+void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, float* slot) {
   alignas(64) float scores[kMaxGroup * kBlock];
   alignas(64) Factor<T> q[kMaxGroup * kMaxHeadDim];
   for (int64_t g = 0; g < a.group; ++g)
@@ -219,17 +228,15 @@ void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, Ahe
   std::fill(slot, a.maxima(slot), 0.0f);
   std::fill(a.maxima(slot), a.sums(slot), kMinusInfinity);
   std::fill(a.sums(slot), a.sums(slot) + a.group, 0.0f);
-  for (int64_t place = begin; place < end; place += kBlock) {
-    const T* keys = a.keys(head, place);
-    const T* values = a.v_cache + (keys - a.k_cache);
-    const int64_t count = std::min(kBlock, end - place);
-    const int64_t left = end - place - count;
-    Ahead to_values(values, a.block_bytes(count));
-    score_group(a, keys, to_values, count, q, scores);
-    softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
-    Ahead to_keys = left > 0 ? Ahead(keys + kBlock * a.head_dim, a.block_bytes(left)) : next;
-    add_block(a, values, to_keys, count, scores, slot);
-  }
+  const auto block = [&](int64_t place, int64_t stream_places, int64_t count) {
+    const Block<T> keys{a.keys(head, place), stream_places * a.head_dim, a.head_dim, a.streams_log2, count};
+    attend_block(a, keys, q, scores, slot);
+  };
+  const int64_t turns = (end - begin) >> a.streams_log2, most = kBlock >> a.streams_log2;
+  for (int64_t turn = 0; turn < turns; turn += most)
+    block(begin + turn, turns, std::min(most, turns - turn) << a.streams_log2);
+  const int64_t done = turns << a.streams_log2;
+  if (begin + done < end) block(begin + done, 1, end - begin - done);
 }
 
 // The stretches of one share of the line of all places: one in each head that it touches.
@@ -237,8 +244,7 @@ template <class T>
 void attend_share(const Attention<T>& a, int64_t begin, int64_t end, int64_t share) {
   for (int64_t head = begin / a.context; head * a.context < end; ++head) {
     const int64_t offset = head * a.context, first = std::max(begin - offset, int64_t{0});
-    const Ahead next(a.keys(head + 1, 0), a.block_bytes(end - offset - a.context));
-    attend(a, head, first, std::min(end - offset, a.context), next, a.slot(head, share));
+    attend(a, head, first, std::min(end - offset, a.context), a.slot(head, share));
   }
 }
 
@@ -270,11 +276,14 @@ void combine(const Attention<T>& a, int64_t head, int64_t first, int64_t last) {
 // q and out [num_kv_heads * group, head_dim], caches [num_kv_heads, max_context, head_dim], all contiguous. Places from
 // *context (>= 1, read now) on are not read. group <= 16; head_dim is a multiple of 16, at most 256.
 // scratch: (num_kv_heads + threads - 1) * group * (head_dim rounded up to 32 + 2) floats.
+// num_streams: 1, 2, 4 or 8 of a stretch. prefetch_bytes: how far ahead of a load its stream is prefetched.
 template <class T>
 void decode_attention(const T* q, const T* k_cache, const T* v_cache, const int64_t* context, T* out, float* scratch,
-                      int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t max_context, cpu_pool* pool) {
+                      int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t max_context, int64_t num_streams,
+                      int64_t prefetch_bytes, cpu_pool* pool) {
   const Attention<T> a{q, k_cache, v_cache, out, num_kv_heads, group, head_dim, max_context, *context,
-                       1.0f / std::sqrt(static_cast<float>(head_dim)), scratch};
+                       __builtin_ctzll(num_streams), prefetch_bytes, 1.0f / std::sqrt(static_cast<float>(head_dim)),
+                       scratch};
   const Shares shares(num_kv_heads * a.context, num_threads(pool));
   for_each_share(pool, shares.count,
                  [&](int64_t begin, int64_t end, int64_t share) { attend_share(a, begin, end, share); });

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.compiler
 ROUNDING = {"bf16": 2.0**-8, "f32": 2.0**-20}
 
 
-def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_context=None, scale=1.0):
+def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_context=None, scale=1.0, streams=4):
     """One call on random data: (result, q, keys, values) in float64."""
     rng = np.random.default_rng((context, group, head_dim))
     max_context = max_context or context + 9
@@ -23,7 +23,7 @@ def run(kernels, pool, dtype, context, group, head_dim, *, kv_heads=3, max_conte
         assert np.isnan(exact(k_cache)[:, context:]).all()
     out = Guarded((kv_heads * group, head_dim), dtype)
     scratch = Guarded(((kv_heads + pool[1] - 1) * group * (whole_lines(head_dim) + 2),), "f32")
-    sizes = (kv_heads, group, head_dim, max_context)
+    sizes = (kv_heads, group, head_dim, max_context, streams, 256)
     filled = np.array([context])
     kernels("decode_attention")(f"decode_attention_{dtype}", q, k_cache, v_cache, filled, out, scratch, *sizes, pool[0])
     scratch.result()
@@ -55,6 +55,13 @@ def test_head_dims(kernels, pool, kernel_reference, dtype, head_dim):
     check(kernels, pool, kernel_reference, dtype, 70, 5, head_dim)
 
 
+@pytest.mark.parametrize("streams", [1, 2, 4, 8])
+@pytest.mark.parametrize("context", [1, 7, 8, 9, 127, 128, 129, 1023, 1031])
+def test_streams(kernels, pool, kernel_reference, streams, context):
+    """Less than one place a stream, whole turns, blocks that end within one, and what the streams leave."""
+    check(kernels, pool, kernel_reference, "bf16", context, 3, 48, streams=streams)
+
+
 @pytest.mark.parametrize("kv_heads, context", [(1, 1), (1, 3), (2, 1), (5, 1), (1, 500), (9, 30)])
 def test_more_and_fewer_heads_than_threads(kernels, pool, kernel_reference, kv_heads, context):
     check(kernels, pool, kernel_reference, "bf16", context, 2, 32, kv_heads=kv_heads)
@@ -76,6 +83,8 @@ def test_nan_in_a_filled_place_shows(kernels, pool):
     cache[1, 20, 3] = np.nan
     out, scratch = Guarded((2, 32), "f32"), np.empty(8 * 34 * 2, dtype=np.float32)
     filled = np.array([40])
-    kernels("decode_attention")("decode_attention_f32", q, cache, cache, filled, out, scratch, 2, 1, 32, 40, pool[0])
+    kernels("decode_attention")(
+        "decode_attention_f32", q, cache, cache, filled, out, scratch, 2, 1, 32, 40, 4, 0, pool[0]
+    )
     np.testing.assert_allclose(out.result()[0], 1.0, rtol=1e-6)
     assert np.isnan(out.result()[1]).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,9 +11,10 @@ from harness.backends.attention.torch_sdpa import cache_bytes
 from harness.backends.base import AttentionBackend, Executor, Launch, Support
 from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import attention_backend
+from harness.backends.streams import stream_space, streams_or_default
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import AttentionProblem
+from harness.specs.problem import AttentionProblem, Parameters
 
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
@@ -24,8 +27,11 @@ class CpuDecode(AttentionBackend):
     contest_legal = True
     uses_pool = True
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(
+        self, executor: Executor, num_streams: int | None = None, prefetch_bytes: int | None = None
+    ) -> None:  # fmt: skip
         self._executor = executor
+        self._streams = streams_or_default(executor.device, num_streams, prefetch_bytes)
         self._library = load_kernel(kernel_source("decode_attention"))
 
     @staticmethod
@@ -41,6 +47,10 @@ class CpuDecode(AttentionBackend):
                 f"head_dim {problem.head_dim} is not a multiple of 16 up to {MAX_HEAD_DIM}", "use torch-sdpa"
             )
         return cpu_kernel_support(problem.dtype, device)
+
+    @staticmethod
+    def tuning(problem: AttentionProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        return stream_space()
 
     def read_bytes(self, problem: AttentionProblem, context: int) -> int:
         return cache_bytes(problem, context)
@@ -59,6 +69,6 @@ class CpuDecode(AttentionBackend):
         threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
         scratch = torch.empty((kv_heads + threads - 1) * group * (whole_lines(head_dim) + 2))
         kernel = f"decode_attention_{KERNEL_DTYPES[problem.dtype]}"
-        sizes = (kv_heads, group, head_dim, problem.max_context)
+        sizes = (kv_heads, group, head_dim, problem.max_context, *self._streams)
         tensors = (q, k_cache, v_cache, context, out, scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)

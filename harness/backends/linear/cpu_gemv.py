@@ -10,17 +10,13 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import linear_backend
+from harness.backends.streams import stream_space, streams_or_default
 from harness.backends.weights import AsLoaded, as_loaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem, Parameters
 
 MAX_ROWS = 8
-# (num_streams, prefetch_bytes) from sweeps over 1 to 16 streams and 0 to 8192 bytes (docs/lab-log.md). A Sapphire
-# Rapids reads 1.3 times as fast with 8 streams as with one, at any distance from 512 to 2048. A Zen 3 reads at 0.9 of
-# the probe with 4 and at 0.77 with 8, and wants a short distance.
-WITH_AVX512 = (8, 1024)
-WITHOUT = (4, 256)
 
 
 @linear_backend("cpu-gemv")
@@ -35,8 +31,7 @@ class CpuGemv(LinearBackend):
     ) -> None:  # fmt: skip
         """x in the kernel's own form has one memory for all layers: launches follow one another."""
         self._executor = executor
-        streams, distance = WITH_AVX512 if "avx512f" in executor.device.features else WITHOUT
-        self._tuned = (num_streams or streams, distance if prefetch_bytes is None else prefetch_bytes)
+        self._streams = streams_or_default(executor.device, num_streams, prefetch_bytes)
         self._library = load_kernel(kernel_source("gemv"))
         self._scratch = torch.empty(0)
 
@@ -48,9 +43,7 @@ class CpuGemv(LinearBackend):
 
     @staticmethod
     def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
-        return [
-            {"num_streams": streams, "prefetch_bytes": distance} for streams in (4, 8) for distance in (0, 256, 1024)
-        ]
+        return stream_space()
 
     def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
         return as_loaded(weight, bias, problem)
@@ -63,7 +56,7 @@ class CpuGemv(LinearBackend):
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
         if self._scratch.numel() < x.shape[0] * whole_lines(k):
             self._scratch = torch.empty(x.shape[0] * whole_lines(k))
-        sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), *self._tuned)
+        sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), *self._streams)
         tensors = (x, packed.weight, packed.bias, out, self._scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from harness.backends.weights import as_loaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem, Parameters
 
@@ -89,10 +90,14 @@ class LinearBackend(Protocol):
         return ()
 
     def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> Any:
-        """Once a layer; weight is [n, k], bias [n]. Its time and memory are reported apart from the calls'."""
+        """Once a layer; weight is [n, k], bias [n]. Its time and memory are reported apart from the calls'. As loaded,
+        unless a backend has a layout of its own."""
+        return as_loaded(weight, bias, problem)
 
     def read_bytes(self, packed: Any, m: int) -> int:
-        """Bytes that one call reads from memory, whatever its name promises."""
+        """Bytes that one call reads from memory, whatever its name promises: all of what `prepare` made, once."""
+        num_bytes: int = packed.num_bytes
+        return num_bytes
 
     def kept_bytes(self, packed: Any) -> int:
         """Memory that a layer costs beside the weight as loaded: a copy in another layout, scales, scratch."""

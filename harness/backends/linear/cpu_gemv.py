@@ -11,7 +11,7 @@ from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import linear_backend
 from harness.backends.streams import stream_space, streams_or_default
-from harness.backends.weights import AsLoaded, as_loaded, dtype_name
+from harness.backends.weights import AsLoaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem, Parameters
@@ -44,12 +44,6 @@ class CpuGemv(LinearBackend):
     @staticmethod
     def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
         return stream_space()
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         n, k = packed.weight.shape

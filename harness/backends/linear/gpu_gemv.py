@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import GPU_KERNEL_DTYPES, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded, dtype_name
+from harness.backends.weights import AsLoaded, dtype_name
 from harness.gpu_build import load_gpu_kernel, wave_widths
 from harness.kernel_build import kernel_source
 from harness.specs.device import DeviceInfo
@@ -54,12 +54,6 @@ class GpuGemv(LinearBackend):
             for split in splits
             for double in (0, 1)
         ]
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         (n, k), m = packed.weight.shape, x.shape[0]

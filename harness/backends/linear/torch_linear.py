@@ -7,7 +7,7 @@ from torch.nn.functional import linear
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded
+from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
 
@@ -28,12 +28,6 @@ class TorchLinear(LinearBackend):
         if problem.dtype not in DTYPES:
             return Support.no(f"torch has no product of {problem.dtype}", f"use one of {', '.join(DTYPES)}")
         return Support.yes()
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         return bind_product(x, packed, out)

@@ -7,7 +7,7 @@ from torch import Tensor, addmv, mv
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.linear.torch_linear import TorchLinear
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded
+from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
 
@@ -26,12 +26,6 @@ class TorchMv(LinearBackend):
         if problem.m != 1:
             return Support.no(f"a matrix-vector product has one row, not {problem.m}", "use torch")
         return TorchLinear.supports(problem, device)
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         weight, bias, x_row, out_row = packed.weight, packed.bias, x[0], out[0]

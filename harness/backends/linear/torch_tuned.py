@@ -20,7 +20,7 @@ from torch.cuda import tunable
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.linear.torch_linear import TorchLinear, bind_product
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded, dtype_name
+from harness.backends.weights import AsLoaded, dtype_name
 from harness.errors import ConfigError
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
@@ -61,12 +61,6 @@ class TorchTuned(LinearBackend):
         if os.environ.get(ENABLED) == "1":
             return Support.no(f"{ENABLED}=1 tunes all of torch, so `torch` would be the same", f"unset {ENABLED}")
         return TorchLinear.supports(problem, device)
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         """Tunes the product unless it is known; what was in `out` is lost. ConfigError for a results file that torch

@@ -8,7 +8,7 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.linear.onednn import multiplies
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded
+from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
 
@@ -39,12 +39,6 @@ class TorchWidened(LinearBackend):
         if multiplies(problem.dtype):
             return Support.no(f"this CPU multiplies {problem.dtype} itself", "use torch")
         return Support.yes()
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         weight, bias, (n, k) = packed.weight, packed.bias, packed.weight.shape

@@ -10,7 +10,7 @@ from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import triton_support
 from harness.backends.registry import linear_backend
 from harness.backends.triton import config_of, declared
-from harness.backends.weights import AsLoaded, as_loaded
+from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem, Parameters
 from harness.triton_kernels import load_triton
@@ -37,12 +37,6 @@ class TritonGemv(LinearBackend):
     @staticmethod
     def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
         return declared("gemv") if triton_support(problem.dtype, device).ok else ()
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         launch: Launch = load_triton("gemv").bind_gemv(x, packed.weight, packed.bias, out, self._config)

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.library import load_library
 from harness.backends.registry import linear_backend
-from harness.backends.weights import AsLoaded, as_loaded
+from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
 
@@ -40,12 +40,6 @@ class VllmSkinny(LinearBackend):
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
         return _card_support(device) if (refusal := _refusal(problem)) is None else refusal
-
-    def prepare(self, weight: Tensor, bias: Tensor | None, problem: LinearProblem) -> AsLoaded:
-        return as_loaded(weight, bias, problem)
-
-    def read_bytes(self, packed: AsLoaded, m: int) -> int:
-        return packed.num_bytes
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         """vLLM's operator makes its own output: copying that is part of a launch, as it is not in vLLM."""

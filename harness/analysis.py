@@ -8,20 +8,15 @@ import harness
 from harness.facts import RunFacts
 from harness.figures import cpu_wait_frac, last_evidence, request_figures, utilization
 from harness.prefill import main_wall, prefill_row, time_shares
-from harness.repeats import Repeat, batch_of, finished_repeats
+from harness.repeats import Repeat, batch_of, failed_requests, finished_repeats
 from harness.roof import Roof, find_roof
 from harness.roofline import Wall, frac
-from harness.specs.analysis import Analysis, RequestFigures
+from harness.run_warnings import run_warnings
+from harness.specs.analysis import Analysis, FailedRequest, RequestFigures
 from harness.specs.event import Event
 from harness.specs.run import RunConfig
 from harness.stats import median, percentile
-from harness.units import percent
 from harness.verdict import Measured, judge
-
-DRIFT_WORTH_A_WARNING_FRAC = 0.10
-SLOW_FIRST_REPEAT = 1.5
-DECLARED_TOLERANCE_FRAC = 0.01
-"""Norms are no backend's."""
 
 
 def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
@@ -36,7 +31,10 @@ def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigu
     shares = (row["input_tokens"], row["prefill_time_frac"], row["decode_time_frac"], last_evidence(events))
     row["time_shares"] = time_shares(facts.model, *shares)
     row["batch"] = batch_of(repeats)
-    row["warnings"] = tuple(_warnings(facts, requests, roof, row["batch"]))
+    row["failed_requests"] = tuple(
+        FailedRequest(repeat=event.repeat, reason=event.what) for event in failed_requests(events)
+    )
+    row["warnings"] = tuple(run_warnings(facts, requests, roof, row["batch"], row["failed_requests"]))
     return requests, Analysis.model_validate(row)
 
 
@@ -77,6 +75,8 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
         "tpot_s": median(tpots),
         "tpot_p99_s": percentile(tpots, 99),
         "tpot_spread_s": max(tpots) - min(tpots) if tpots else None,
+        "official_ttft_s": median([r.official.ttft_s for r in requests if r.official]),
+        "official_tpot_s": median([r.official.tpot_s for r in requests if r.official and r.official.tpot_s]),
         "itl_s": median(gaps),
         "itl_p99_s": percentile(gaps, 99),
         "throughput_tokens_per_s": median(rates),
@@ -177,58 +177,11 @@ def _fault(config: RunConfig, repeats: Sequence[Repeat]) -> str | None:
         for repeat in repeats:
             if repeat.num_tokens != wanted:
                 return f"repeat {repeat.send.repeat} gave {repeat.num_tokens} tokens instead of the fixed {wanted}"
+    for repeat in repeats:
+        if repeat.usage is not None and repeat.usage.cached_tokens:
+            found = f"{repeat.usage.cached_tokens} of its {repeat.send.num_prompt_tokens} prompt tokens in a cache"
+            return f"repeat {repeat.send.repeat} found {found}: its time is not that of a prompt"
     return None
-
-
-def _warnings(facts: RunFacts, requests: Sequence[RequestFigures], roof: Roof, batch: int) -> list[str]:
-    """What a reader should know beside the figures; none of it changes them."""
-    warnings = []
-    if roof.drift_frac is not None and abs(roof.drift_frac) > DRIFT_WORTH_A_WARNING_FRAC:
-        warnings.append(f"the probe moved by {percent(roof.drift_frac)} from the first reading to the last")
-    warnings += _roof_warnings(facts)
-    if facts.probe is not None and facts.probe.method == "torch-reduction":
-        warnings.append("no compiler: the roof is a torch reduction's, so utilization may read too high")
-    tpots = [r.tpot_s for r in requests if r.tpot_s is not None]
-    others = median(tpots[1:])
-    if others is not None and tpots[0] > SLOW_FIRST_REPEAT * others:
-        warnings.append(f"repeat 0 took {tpots[0] / others:.1f} times the others' TPOT: raise workload.warmup_tokens")
-    if facts.device.last_level_cache_bytes is None:
-        warnings.append("the size of the last-level cache is not known: cache residency was not checked")
-    if (declared := _undeclared_difference(facts, batch)) is not None:
-        warnings.append(declared)
-    warnings += [
-        f"{op.op} {op.role} ({op.phase}): {op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
-        for op in facts.engine.ops
-        if op.fallback_from
-    ]
-    return warnings
-
-
-def _roof_warnings(facts: RunFacts) -> list[str]:
-    """What makes the roof another one than the machine's: a small buffer, fewer threads than cores."""
-    warnings, probe, device = [], facts.probe, facts.device
-    cache = device.last_level_cache_bytes
-    at_working_set = probe is not None and probe.working_set_read_bytes_per_s is not None
-    if probe is not None and cache is not None and not at_working_set and probe.reading_buffer_bytes < 4 * cache:
-        warnings.append(
-            f"the probe read {probe.reading_buffer_bytes:,} B, less than four caches: the roof may be too high"
-        )
-    cores, threads = device.num_compute_units, facts.engine.num_threads
-    if device.kind == "cpu" and cores is not None and threads is not None and threads < cores:
-        warnings.append(f"engine and probe ran on {threads} of {cores} cores: the roof is that of {threads}")
-    return warnings
-
-
-def _undeclared_difference(facts: RunFacts, batch: int) -> str | None:
-    """Backends say what their calls read: a name that promises 4 bits while bf16 is read shows here."""
-    linears = [op for op in facts.engine.ops if op.op == "linear" and op.phase == "decode"]
-    if not linears or any(op.read_bytes is None for op in linears):
-        return None
-    declared = sum((op.read_bytes or 0) * op.num_calls for op in linears)
-    logical = facts.traffic.step_weight_bytes(batch)
-    if abs(declared - logical) <= DECLARED_TOLERANCE_FRAC * logical:
-        return None
-    return f"backends declare {declared:,} B of weights a step, the model's shapes make {logical:,} B"
 
 
 def _whole(value: float | None) -> int | None:

@@ -17,7 +17,7 @@ from typing import Any
 from harness.analysis import analyse
 from harness.devices.contention import WaitBooks
 from harness.devices.datasheet import match_device
-from harness.engines.base import EXPLAIN_STEPS, Engine, Request, Rig
+from harness.engines.base import EXPLAIN_STEPS, Engine, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
 from harness.errors import GateFailed, MeasurementError
@@ -27,9 +27,11 @@ from harness.measure import reading_events, request_events
 from harness.models import ResolvedModel, resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, end_recorded, load_events
+from harness.repeats import failed_requests, finished_repeats
 from harness.specs.analysis import Analysis
 from harness.specs.event import ChunkEvent, Event, EvidenceEvent
 from harness.specs.record import RunRecord
+from harness.specs.request import Request
 from harness.specs.run import Gate, NativeEngine, RunConfig
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
@@ -157,9 +159,19 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
         run.append_all(reading_events(probe, repeat, "before", peak_dtype))
         run.append_all(request_events(engine, probe, request, repeat, config.probe.every_s, books))
         run.append_all(reading_events(probe, repeat, "after", peak_dtype))
+    check_any_finished(load_events(run.folder.path))
     if config.sweep is None:
         run.say("instrumented pass: where a step's time goes")
         run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
+
+
+def check_any_finished(events: Iterable[Event]) -> None:
+    """Raises MeasurementError where every request failed: that is no result."""
+    events = list(events)
+    failed = failed_requests(events)
+    if failed and not finished_repeats(events):
+        first = failed[0]
+        raise MeasurementError(f"all {len(failed)} requests failed; the first: {first.what}", first.mend)
 
 
 def _warm_up(run: Run, engine: Engine, model: ResolvedModel, requests: Sequence[Request]) -> None:
@@ -170,7 +182,9 @@ def _warm_up(run: Run, engine: Engine, model: ResolvedModel, requests: Sequence[
         check_fits(num_tokens, work.output_tokens, model)
     for num_tokens, batch, skip_prompt in shapes:
         run.say(f"warm-up with {num_tokens} prompt tokens{f', batch {batch}' if batch > 1 else ''}")
-        for _ in engine.generate(warmup_request(work, model, num_tokens, batch, skip_prompt)):
+        request = warmup_request(work, model, num_tokens, batch, skip_prompt, engine.takes_ids)
+        engine.prepare(request)
+        for _ in engine.generate(request):
             pass
 
 

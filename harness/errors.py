@@ -44,3 +44,12 @@ class MeasurementError(HarnessError):
     """The measurement was made, and can't be believed."""
 
     exit_code = 4
+
+
+class RequestFailed(HarnessError):
+    """One request to a server came to nothing; the run keeps why, and goes on with the next."""
+
+    exit_code = 4
+
+    def __init__(self, what: str, mend: str = "see the server's log") -> None:
+        super().__init__(what, mend)

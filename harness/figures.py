@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from harness.repeats import Repeat
 from harness.roof import Roof
 from harness.roofline import frac
-from harness.specs.analysis import RequestFigures
+from harness.specs.analysis import OfficialFigures, RequestFigures
 from harness.specs.engine import Evidence
 from harness.specs.event import ContentionEvent, Event, EvidenceEvent
 from harness.specs.step import DecodeTraffic
@@ -33,10 +33,33 @@ def request_figures(
         num_prompt_tokens=sent.num_prompt_tokens,
         num_output_tokens=n,
         ttft_s=None if first is None or not sent.prompt_computed else (first - sent.time_s) or None,
-        tpot_s=frac(repeat.decode_s, repeat.num_decode_steps) or None,
+        tpot_s=frac(repeat.decode_s, n - 1) or None if n > 1 else None,
         throughput_tokens_per_s=frac(n * sent.batch, total_s) if sent.prompt_computed else None,
         roof_read_bytes_per_s=roof.read_bytes_per_s(repeat, traffic),
         util_frac=None if floor is None else frac(floor.floor_s, repeat.decode_s),
+        token_source=repeat.token_source,
+        num_chunks=len(repeat.chunks),
+        most_tokens_a_chunk=max(repeat.tokens_by_chunk, default=0),
+        usage_output_tokens=None if repeat.usage is None else repeat.usage.output_tokens,
+        cached_tokens=None if repeat.usage is None else repeat.usage.cached_tokens,
+        finish_reason=repeat.finish_reason,
+        connect_s=sent.connect_s,
+        official=official_figures(repeat),
+    )
+
+
+def official_figures(repeat: Repeat) -> OfficialFigures | None:
+    """The same request by `vllm bench serve`'s definitions (vllm/benchmarks/lib/endpoint_request_func.py, 0.32); null
+    for an engine in this process, whose requests have no connection."""
+    sent, times = repeat.send, repeat.choice_times_s
+    if sent.connect_s is None or not times:
+        return None
+    start_s = sent.time_s - sent.connect_s
+    tokens = None if repeat.usage is None else repeat.usage.output_tokens
+    return OfficialFigures(
+        ttft_s=times[0] - start_s,
+        tpot_s=(times[-1] - times[0]) / (tokens - 1) if tokens is not None and tokens > 1 else None,
+        latency_s=times[-1] - start_s,
     )
 
 

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from typing import Literal
 
 from harness.devices.contention import WaitBooks
-from harness.engines.base import Engine, Request
+from harness.engines.base import Engine
+from harness.errors import RequestFailed
 from harness.probe.base import Probe
-from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, PeakEvent, ProbeEvent, SendEvent
+from harness.specs.event import ChunkEvent, EndEvent, Event, FailEvent, PauseEvent, PeakEvent, ProbeEvent, SendEvent
+from harness.specs.request import Request
 
 
 def request_events(
@@ -25,21 +27,27 @@ def request_events(
     So nothing stands between a request and its TTFT, and the first decode steps do not rest on a reading from before a
     long prompt. books: what others took of the cores outside the pauses; None where time is scripted.
     """
+    num_prompt_tokens = engine.num_prompt_tokens(request)
     if books is not None:
         books.open()
-    yield SendEvent(
-        repeat=repeat, time_s=engine.clock_s(), num_prompt_tokens=engine.num_prompt_tokens(request),
-        batch=request.batch, prompt_computed=not request.skip_prompt,
-    )  # fmt: skip
-    due_s = -math.inf
-    for chunk in engine.generate(request):
-        yield ChunkEvent(repeat=repeat, time_s=chunk.time_s, token_ids=chunk.token_ids, text=chunk.text)
-        if probe is None or every_s is None or not engine.can_pause:
-            continue
-        if chunk.token_ids and chunk.time_s >= due_s:
-            yield from _pause(engine, probe, repeat, books)
-            due_s = engine.clock_s() + every_s
-    yield EndEvent(repeat=repeat, time_s=engine.clock_s())
+    try:
+        connect_s = engine.prepare(request)
+        sent_s, chunks = engine.clock_s(), engine.generate(request)
+        yield SendEvent(
+            repeat=repeat, time_s=sent_s, num_prompt_tokens=num_prompt_tokens, batch=request.batch,
+            prompt_computed=not request.skip_prompt, connect_s=connect_s,
+        )  # fmt: skip
+        due_s = -math.inf
+        for chunk in chunks:
+            yield ChunkEvent(repeat=repeat, **vars(chunk))
+            if probe is None or every_s is None or not engine.can_pause:
+                continue
+            if chunk.token_ids and chunk.time_s >= due_s:
+                yield from _pause(engine, probe, repeat, books)
+                due_s = engine.clock_s() + every_s
+        yield EndEvent(repeat=repeat, time_s=engine.clock_s())
+    except RequestFailed as fault:
+        yield FailEvent(repeat=repeat, time_s=engine.clock_s(), what=fault.what, mend=fault.mend)
     if books is not None:
         yield books.closed(repeat)
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import ConfigError
-from harness.specs.event import ChunkEvent, EndEvent, Event, PauseEvent, SendEvent
+from harness.specs.analysis import TokenSource
+from harness.specs.event import ChunkEvent, EndEvent, Event, FailEvent, PauseEvent, SendEvent, Usage
 from harness.specs.probe import ProbeReading
 
 
@@ -14,6 +15,12 @@ class Repeat:
 
     send: SendEvent
     chunks: list[ChunkEvent] = field(default_factory=list)
+    """Those that carry tokens."""
+    choice_times_s: list[float] = field(default_factory=list)
+    """When each part of the answer came, whether it carried a token or only said who speaks."""
+    usage: Usage | None = None
+    """The last that was said."""
+    finish_reason: str | None = None
     pauses: list[tuple[int, ProbeReading]] = field(default_factory=list)
     """(decode steps before it, what was read meanwhile)."""
     paused_s: float = 0.0
@@ -26,13 +33,44 @@ class Repeat:
         elif isinstance(event, PauseEvent):
             self.pauses.append((self.num_decode_steps, event.reading))
             self.paused_s += event.resume_s - event.pause_s
-        elif event.token_ids:
-            self.chunks.append(event.model_copy(update={"time_s": event.time_s - self.paused_s}))
+        else:
+            self._arrive(event.model_copy(update={"time_s": event.time_s - self.paused_s}))
+
+    def _arrive(self, chunk: ChunkEvent) -> None:
+        self.usage = chunk.usage or self.usage
+        self.finish_reason = chunk.finish_reason or self.finish_reason
+        if chunk.has_choice:
+            self.choice_times_s.append(chunk.time_s)
+        if chunk.known_tokens != 0:
+            self.chunks.append(chunk)
+
+    @property
+    def tokens_by_chunk(self) -> list[int]:
+        """Where chunks don't tell, what the usage has beyond the others is spread over them evenly; without a usage
+        they are taken for one each. token_source says which it was."""
+        told = [chunk.known_tokens for chunk in self.chunks]
+        unknown = told.count(None)
+        if not unknown:
+            return [count or 0 for count in told]
+        known = sum(count or 0 for count in told)
+        left = unknown if self.usage is None else max(0, self.usage.output_tokens - known)
+        each, more = divmod(left, unknown)
+        spread = iter([each + 1] * more + [each] * (unknown - more))
+        return [next(spread) if count is None else count for count in told]
+
+    @property
+    def token_source(self) -> TokenSource:
+        """What the number of tokens rests on."""
+        if all(chunk.token_ids for chunk in self.chunks):
+            return "ids"
+        if all(chunk.known_tokens is not None for chunk in self.chunks):
+            return "running usage"
+        return "chunks" if self.usage is None else "usage"
 
     @property
     def num_tokens(self) -> int:
         """Of each prompt's answer."""
-        return sum(len(chunk.token_ids) for chunk in self.chunks) // self.send.batch
+        return sum(self.tokens_by_chunk) // self.send.batch
 
     @property
     def num_decode_steps(self) -> int:
@@ -41,7 +79,7 @@ class Repeat:
 
     @property
     def _first_tokens(self) -> int:
-        return len(self.chunks[0].token_ids) // self.send.batch
+        return self.tokens_by_chunk[0] // self.send.batch
 
     @property
     def ttft_s(self) -> float:
@@ -80,6 +118,11 @@ def finished_repeats(events: Iterable[Event]) -> list[Repeat]:
                 )
             repeats[event.repeat].add(event)
     return [repeat for _, repeat in sorted(repeats.items()) if repeat.end is not None]
+
+
+def failed_requests(events: Iterable[Event]) -> list[FailEvent]:
+    """The requests that came to nothing."""
+    return [event for event in events if isinstance(event, FailEvent)]
 
 
 def batch_of(repeats: Sequence[Repeat]) -> int:

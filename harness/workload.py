@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from harness.engines.base import Engine, Request
+from harness.engines.base import Engine
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
+from harness.specs.request import Request
 from harness.specs.run import RunConfig, Workload
 
 
@@ -52,8 +53,14 @@ def make_request(work: Workload, model: ResolvedModel, repeat: int, point: Point
     return Request(None, ids, work.output_tokens, ignore_eos, point.skip_prompt and engine.can_skip_prompt)
 
 
-def warmup_request(work: Workload, model: ResolvedModel, num_tokens: int, batch: int, skip_prompt: bool) -> Request:
-    """As long as a repeat's prompts, and none of them."""
+def warmup_request(
+    work: Workload, model: ResolvedModel, num_tokens: int, batch: int, skip_prompt: bool, takes_ids: bool = True
+) -> Request:  # fmt: skip
+    """As long as a repeat's prompts, and none of them. A server that takes no ids gets the longest text backwards, word
+    by word: about as long."""
+    if not takes_ids:
+        words = max(work.prompts or ("",), key=len).split()
+        return Request(" ".join(["Warm-up.", *words[::-1]]), None, work.warmup_tokens, True)
     ids = _ids(work, model, num_tokens, "warm-up", batch)
     return Request(None, ids, work.warmup_tokens, True, skip_prompt)
 

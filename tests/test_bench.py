@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from harness.bench import check_gate, engine_traffic, run_bench
-from harness.engines.base import Request
 from harness.engines.scripted import ScriptedDecoder, ScriptedProbe, ScriptedRig
 from harness.errors import ConfigError, GateFailed
 from harness.models import resolve_model
 from harness.records import load_events
 from harness.specs.event import PauseEvent
 from harness.specs.record import RunRecord
+from harness.specs.request import Request
 from harness.specs.run import Gate, RunConfig
 
 WATCHED = (

@@ -6,10 +6,11 @@ from typing import Any, ClassVar
 import pytest
 
 from harness.devices.contention import WaitBooks
-from harness.engines.base import KERNEL_READ_TRIALS, MIN_KERNEL_READ_TRIALS, Chunk, Request, side_by_side
+from harness.engines.base import KERNEL_READ_TRIALS, MIN_KERNEL_READ_TRIALS, side_by_side
 from harness.measure import reading_events, request_events
 from harness.specs.event import ContentionEvent, PauseEvent, SendEvent
 from harness.specs.probe import PeakReading, ProbeReading
+from harness.specs.request import Chunk, Request
 
 REQUEST = Request(None, ((1, 2, 3),), 8, ignore_eos=True)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from prompt import PROMPT_TOKENS, prompt_ids
 
-from harness.engines.base import Request
 from harness.engines.native.rig import NativeRig
 from harness.models import resolve_model
+from harness.specs.request import Request
 from harness.specs.run import RunConfig
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from harness.ab.interleave import turn
 from harness.ab.judge import is_settled
 from harness.devices.spinning import wait_for_spinning_threads
-from harness.engines.base import Engine, Request, Rig
+from harness.engines.base import Engine, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
 from harness.errors import MeasurementError
@@ -24,6 +24,7 @@ from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
 from harness.records import RunFolder, Say, end_recorded, teller
 from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord, Agreement, Comparison, SideFigures, SideName
+from harness.specs.request import Request
 from harness.specs.run import NativeEngine
 from harness.stats import paired_ratio
 from harness.workload import Point, check_fits, make_request, warmup_request

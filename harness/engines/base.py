@@ -8,7 +8,6 @@ fast as the test does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from harness.models import ResolvedModel
@@ -17,6 +16,7 @@ from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport, Evidence
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
+from harness.specs.request import Chunk, Request
 from harness.specs.run import RunConfig
 
 EXPLAIN_STEPS = 16
@@ -27,36 +27,6 @@ MIN_KERNEL_READ_TRIALS = 6
 """The least whose median has a 95 % interval; more as far as KERNEL_READ_S goes: a large model's reads are long."""
 KERNEL_READ_S = 30.0
 CALLS_PER_TRIAL = 3
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for: one prompt, or several of one length that are decoded together."""
-
-    prompt: str | None
-    """Text, tokenized by the engine inside the timed region; exactly one of prompt and prompts_ids is given."""
-    prompts_ids: tuple[tuple[int, ...], ...] | None
-    """Token ids of each prompt of the batch."""
-    max_output_tokens: int
-    """Of each prompt's answer."""
-    ignore_eos: bool
-    """Fixed length: exactly max_output_tokens come, whatever the model says."""
-    skip_prompt: bool = False
-    """Do not compute the prompt: its places hold random keys and values, since only the steps behind it are asked for.
-    Engines that `can_skip_prompt` do so."""
-
-    @property
-    def batch(self) -> int:
-        return 1 if self.prompts_ids is None else len(self.prompts_ids)
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Tokens that arrived together. An engine in this process yields a step's: one for each prompt of the batch."""
-
-    time_s: float
-    token_ids: tuple[int, ...]
-    text: str = ""
 
 
 def side_by_side(
@@ -86,9 +56,19 @@ class Engine(Protocol):
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""
 
+    takes_ids: ClassVar[bool] = True
+    """Prompts as token ids; else as texts alone."""
+
     def num_prompt_tokens(self, request: Request) -> int: ...
 
-    def generate(self, request: Request) -> Iterator[Chunk]: ...
+    def prepare(self, request: Request) -> float | None:
+        """What comes before the request is sent and is no part of it: a connection, and how long opening it took; null
+        without one. RequestFailed where the server can't be reached."""
+        return None
+
+    def generate(self, request: Request) -> Iterator[Chunk]:
+        """Sends the request when it is called, or when its first chunk is asked for. A server's engine raises
+        RequestFailed while it is iterated, for whatever makes the answer no answer."""
 
     def kernel_reads(self, read_probe: Callable[[], ProbeReading]) -> Iterator[KernelReadEvent]:
         """Verified reads of the engine's weights by its own kernels, each beside a probe reading.

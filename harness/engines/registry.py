@@ -10,6 +10,7 @@ from harness.specs.run import RunConfig
 # kind in the configuration -> module:class
 _RIGS = {
     "native": "harness.engines.native.rig:NativeRig",
+    "openai": "harness.engines.openai_server:OpenAIRig",
     "scripted": "harness.engines.scripted:ScriptedRig",
 }
 

@@ -12,13 +12,14 @@ import random
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from harness.engines.base import CALLS_PER_TRIAL, Chunk, Request, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, side_by_side
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import PeakReading, ProbeReading, ProbeReport
+from harness.specs.request import Chunk, Request
 from harness.specs.run import RunConfig, ScriptedEngine
 from harness.specs.step import DecodeTraffic
 from harness.traffic import decode_traffic, prefill_flop

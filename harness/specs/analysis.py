@@ -7,6 +7,20 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveIn
 from harness.roofline import Wall
 from harness.specs.base import Frozen
 
+TokenSource = Literal["ids", "running usage", "usage", "chunks"]
+"""What a number of tokens rests on: their ids; totals that a server sends with each chunk; its total at the end, over
+all chunks; the number of chunks."""
+
+
+class OfficialFigures(Frozen):
+    """One request as `vllm bench serve` counts it: from before the connection is opened, to the first and the last part
+    of the answer, with a token in it or not; tokens by the server's usage."""
+
+    ttft_s: PositiveFloat
+    tpot_s: NonNegativeFloat | None
+    """(latency - TTFT) / (tokens - 1); null for fewer than two tokens, and without a usage."""
+    latency_s: PositiveFloat
+
 
 class RequestFigures(Frozen):
     """One repeat. Definitions: docs/definitions.md."""
@@ -21,6 +35,24 @@ class RequestFigures(Frozen):
     roof_read_bytes_per_s: PositiveFloat | None
     """The one roof that gives this repeat the floor that its stretches between readings have."""
     util_frac: PositiveFloat | None
+    token_source: TokenSource = "ids"
+    num_chunks: NonNegativeInt | None = None
+    """Chunks that carried tokens; null in records of before they were counted."""
+    most_tokens_a_chunk: NonNegativeInt | None = None
+    usage_output_tokens: NonNegativeInt | None = None
+    """As the server says; null where it says nothing."""
+    cached_tokens: NonNegativeInt | None = None
+    finish_reason: str | None = None
+    connect_s: NonNegativeFloat | None = None
+    official: OfficialFigures | None = None
+    """Of a request to a server."""
+
+
+class FailedRequest(Frozen):
+    """A request that came to nothing."""
+
+    repeat: NonNegativeInt
+    reason: str
 
 
 PrefillVerdictName = Literal["underfed", "approaching", "at-wall", "invalid", "unstable", "no-peak"]
@@ -98,6 +130,9 @@ class Analysis(Frozen):
     """Median over repeats; request sent to first token, client side, tokenization included."""
     tpot_s: PositiveFloat | None
     """Median over repeats."""
+    official_ttft_s: PositiveFloat | None = None
+    """Median over repeats, as `vllm bench serve` counts it; null where no server answered."""
+    official_tpot_s: PositiveFloat | None = None
     tpot_p99_s: PositiveFloat | None
     tpot_spread_s: NonNegativeFloat | None
     """Largest minus smallest over repeats."""
@@ -165,4 +200,6 @@ class Analysis(Frozen):
     """Share of the requests' time that other processes or virtual machines kept our threads from their cores."""
     timeline_gaps_s: NonNegativeFloat | None
 
+    failed_requests: tuple[FailedRequest, ...] = ()
+    """They are in no figure."""
     warnings: tuple[str, ...] = ()

@@ -42,7 +42,8 @@ class DeviceSpec(Frozen):
 class DeviceInfo(Frozen):
     """What was detected on this machine. What could not be read is null."""
 
-    kind: Literal["cpu", "cuda", "rocm", "dcu", "scripted"]
+    kind: Literal["cpu", "cuda", "rocm", "dcu", "scripted", "unknown"]
+    """unknown: a server's, of which only its URL is known."""
     name: str
     arch: str | None = None
     num_compute_units: PositiveInt | None = None

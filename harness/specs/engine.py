@@ -76,6 +76,8 @@ class EngineReport(Frozen):
     triton leaves those to torch; experts are chosen and their outputs summed by torch always."""
     graph: bool = False
     """Decode step captured as one graph."""
+    resolved: dict[str, str | int | float | bool | None] = {}
+    """What the engine itself says of its settings, by its own names."""
     load_s: NonNegativeFloat | None = None
     prepare_s: NonNegativeFloat | None = None
     """Backends' one-time preparation of the weights."""

@@ -40,6 +40,15 @@ class KernelReadEvent(Frozen):
     reading: ProbeReading
 
 
+class Usage(Frozen):
+    """What a server says that a request took."""
+
+    prompt_tokens: PositiveInt | None = None
+    output_tokens: NonNegativeInt
+    cached_tokens: NonNegativeInt | None = None
+    """Of the prompt, not computed but found in a prefix cache; null where the server does not tell."""
+
+
 class SendEvent(Frozen):
     """The request leaves."""
 
@@ -52,16 +61,31 @@ class SendEvent(Frozen):
     """Prompts that are decoded together."""
     prompt_computed: bool = True
     """Else its places hold random keys and values, and the first token's time says nothing."""
+    connect_s: NonNegativeFloat | None = None
+    """How long opening its connection took, before it left; null without a connection."""
 
 
 class ChunkEvent(Frozen):
-    """Tokens arrive: of a batch a token for each prompt."""
+    """Tokens arrive: of a batch a token for each prompt. A server's chunks without tokens are kept, too."""
 
     event: Literal["chunk"] = "chunk"
     repeat: NonNegativeInt
     time_s: float
     token_ids: tuple[int, ...]
     text: str = ""
+    num_tokens: NonNegativeInt | None = None
+    """Of a chunk without ids; null where the server does not tell how many made the text."""
+    has_choice: bool = True
+    """Else it came beside the answer, such as the usage behind it."""
+    usage: Usage | None = None
+    finish_reason: str | None = None
+
+    @property
+    def known_tokens(self) -> int | None:
+        """How many it carries; null where there is text and nothing tells."""
+        if self.token_ids or self.num_tokens is not None:
+            return len(self.token_ids) or self.num_tokens
+        return None if self.text else 0
 
 
 class PauseEvent(Frozen):
@@ -80,6 +104,16 @@ class EndEvent(Frozen):
     event: Literal["end"] = "end"
     repeat: NonNegativeInt
     time_s: float
+
+
+class FailEvent(Frozen):
+    """The request came to nothing: it is kept, and is in no figure."""
+
+    event: Literal["fail"] = "fail"
+    repeat: NonNegativeInt
+    time_s: float
+    what: str
+    mend: str
 
 
 class CpuWait(Frozen):
@@ -117,6 +151,7 @@ Event = Annotated[
     | ChunkEvent
     | PauseEvent
     | EndEvent
+    | FailEvent
     | ContentionEvent
     | EvidenceEvent,
     Field(discriminator="event"),

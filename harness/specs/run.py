@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, JsonValue, NonNegativeInt, model_validator
 
 from harness.specs.base import Count, Frozen, Magnitude, Number, Share
 from harness.specs.sweep import Sweep
@@ -103,6 +103,32 @@ class ScriptedEngine(Frozen):
     seed: NonNegativeInt = 0
 
 
+class OpenAIEngine(Frozen):
+    """A server that runs already and speaks OpenAI's API: vLLM, SGLang, llama.cpp, a provider."""
+
+    kind: Literal["openai"]
+    url: Annotated[str, Field(min_length=1)]
+    """As far as the version: http://127.0.0.1:8000/v1."""
+    served_model: Annotated[str, Field(min_length=1)] | None = None
+    """Its name there; null where the server lists only one."""
+    api: Literal["completions", "chat"] = "completions"
+    """chat takes texts alone, and its server puts them into its template."""
+    extensions: Literal["vllm", "none"] = "vllm"
+    """vllm: ignore_eos, min_tokens, return_token_ids and running usage are asked for. Without them a fixed length can't
+    be asked for, and a chunk's tokens are not told."""
+    extra_body: dict[str, JsonValue] = {}
+    """Goes into every request: sampling, chat_template_kwargs, ..."""
+    api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """The environment variable that holds the key; the key itself is written nowhere."""
+    device: Literal["none", "auto", "cpu", "cuda"] = "none"
+    """This machine's device that the server computes on, whose memory is probed; none: it is another machine, and no
+    roof is known."""
+    connect_limit_s: Magnitude = 10.0
+    first_token_limit_s: Magnitude = 600.0
+    token_limit_s: Magnitude = 60.0
+    """Between one token and the next."""
+
+
 class ProbeConfig(Frozen):
     """How the roof is measured."""
 
@@ -133,7 +159,7 @@ class RunConfig(Frozen):
     """Becomes part of the run folder's name."""
     model: Annotated[str, Field(min_length=1)]
     """A known name (configs/models), a folder with a config.json, or a config.json."""
-    engine: Annotated[NativeEngine | ScriptedEngine, Field(discriminator="kind")]
+    engine: Annotated[NativeEngine | ScriptedEngine | OpenAIEngine, Field(discriminator="kind")]
     workload: Workload
     probe: ProbeConfig = ProbeConfig()
     gate: Gate = Gate()

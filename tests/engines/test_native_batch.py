@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from native_engines import ROUTES, opened, tiny_config  # noqa: E402
 
-from harness.engines.base import Request  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
+from harness.specs.request import Request  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

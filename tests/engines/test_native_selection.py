@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 
 from harness.backends.linear.cpu_gemv import CpuGemv  # noqa: E402
 from harness.devices.cpu import detect_cpu  # noqa: E402
-from harness.engines.base import Request  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.selection import save_entries  # noqa: E402
 from harness.specs.problem import AttentionProblem, LinearProblem  # noqa: E402
+from harness.specs.request import Request  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

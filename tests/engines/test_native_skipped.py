@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 from native_engines import ROUTES, opened, tiny_config  # noqa: E402
 
-from harness.engines.base import Request  # noqa: E402
+from harness.specs.request import Request  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 

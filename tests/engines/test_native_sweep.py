@@ -12,11 +12,12 @@ from native_engines import opened, tiny_config  # noqa: E402
 
 from harness.backends.linear.torch_linear import TorchLinear  # noqa: E402
 from harness.bench import run_bench  # noqa: E402
-from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS, Request  # noqa: E402
+from harness.engines.base import CALLS_PER_TRIAL, KERNEL_READ_TRIALS  # noqa: E402
 from harness.records import load_events  # noqa: E402
 from harness.specs.event import ChunkEvent, PeakEvent, SendEvent  # noqa: E402
 from harness.specs.probe import ProbeReading  # noqa: E402
 from harness.specs.record import RunRecord  # noqa: E402
+from harness.specs.request import Request  # noqa: E402
 from harness.specs.run import RunConfig  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from harness.backends.base import Executor, Launch
-from harness.engines.base import CALLS_PER_TRIAL, Chunk, Request, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, side_by_side
 from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
@@ -21,6 +21,7 @@ from harness.models import ResolvedModel
 from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
+from harness.specs.request import Chunk, Request
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -1,0 +1,1 @@
+"""Requests to an OpenAI-compatible server, stamped as their bytes arrive."""

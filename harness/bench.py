@@ -41,6 +41,8 @@ from harness.workload import Point, check_fits, make_request, points, schedule, 
 
 SHORT_READING_S = 0.1
 """Of a reading that a kernel's calls stand beside: the shorter both are, the less memory changes between them."""
+NOT_THIS_PROCESS = ("scripted", "openai")
+"""Engines whose threads are not ours: what our own waited for says nothing of them."""
 Say = Callable[[str], None]
 
 
@@ -152,7 +154,7 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     if probe is not None:
         run.say("the engine's own products beside the probe")
         run.append_all(engine.kernel_reads(partial(probe.read, SHORT_READING_S)))
-    books = None if run.record.engine is None or run.record.engine.kind == "scripted" else WaitBooks()
+    books = None if config.engine.kind in NOT_THIS_PROCESS else WaitBooks()
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {len(requests)}{_at(config, order[repeat])}")
         peak_dtype = None if request.skip_prompt else engine.report().dtype

@@ -24,7 +24,7 @@ def run_warnings(
     warnings += _roof_warnings(facts)
     if facts.probe is not None and facts.probe.method == "torch-reduction":
         warnings.append("no compiler: the roof is a torch reduction's, so utilization may read too high")
-    if facts.device.last_level_cache_bytes is None:
+    if facts.probe is not None and facts.device.last_level_cache_bytes is None:
         warnings.append("the size of the last-level cache is not known: cache residency was not checked")
     if (declared := _undeclared_difference(facts, batch)) is not None:
         warnings.append(declared)

@@ -29,6 +29,9 @@ class Engine:
     def num_prompt_tokens(self, request: Request) -> int:
         return 3
 
+    def prepare(self, request: Request) -> float | None:
+        return None
+
     def generate(self, request: Request) -> Iterator[Chunk]:
         for step_s, token_ids in self.chunks:
             self.now_s += step_s

@@ -111,6 +111,9 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("lost", f"outside kernels {percent(a.outside_kernels_frac)}; waiting for a core {percent(a.cpu_wait_frac)}"),
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]
+    if a.official_ttft_s is not None:
+        official = f"TTFT {ms(a.official_ttft_s)}, TPOT {ms(a.official_tpot_s)} as vllm bench serve counts them"
+        lines.append(("official", official))
     return lines + [("warning", warning) for warning in a.warnings]
 
 

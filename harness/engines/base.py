@@ -56,7 +56,7 @@ class Engine(Protocol):
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""
 
-    takes_ids: ClassVar[bool] = True
+    takes_ids: bool = True
     """Prompts as token ids; else as texts alone."""
 
     def num_prompt_tokens(self, request: Request) -> int: ...

@@ -10,6 +10,7 @@ from harness.backends.base import Executor
 from harness.client.connection import Exchange, clock_s
 from harness.client.requests import Client, find_served_model, request_body, tokenize_body
 from harness.client.server_url import ServerUrl
+from harness.engines.base import Engine
 from harness.errors import ConfigError, RequestFailed, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -21,7 +22,7 @@ from harness.specs.request import Chunk, Request
 from harness.specs.run import OpenAIEngine, RunConfig
 
 
-class OpenAIServer:
+class OpenAIServer(Engine):
     """Answers of a server, one request at a time."""
 
     can_pause: ClassVar[bool] = False

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
-from harness.engines.base import CALLS_PER_TRIAL, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
@@ -91,7 +91,7 @@ class ScriptedProbe:
         """Holds nothing."""
 
 
-class ScriptedDecoder:
+class ScriptedDecoder(Engine):
     """Yields token after token at scripted times."""
 
     can_pause: ClassVar[bool] = True

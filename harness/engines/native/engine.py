@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from harness.backends.base import Executor, Launch
-from harness.engines.base import CALLS_PER_TRIAL, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
 from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WARMUP_TOKENS = 2
 
 
-class NativeDecoding:
+class NativeDecoding(Engine):
     """A loaded model that answers one request at a time."""
 
     can_pause: ClassVar[bool] = True

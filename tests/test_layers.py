@@ -53,6 +53,7 @@ LAYER = {
     "harness.absent_card": 1,
     "harness.devices": 1,
     "harness.client": 1,
+    "harness.server": 1,
     "harness.gguf_import": 1,
     "harness.backends": 2,
     "harness.probe": 2,

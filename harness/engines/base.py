@@ -48,10 +48,12 @@ def side_by_side(
 class Engine(Protocol):
     """A loaded model that answers one request at a time."""
 
-    can_pause: ClassVar[bool]
-    """Computes nothing between two chunks that it is asked for: a server goes on, whoever waits."""
     can_skip_prompt: ClassVar[bool]
     """Takes requests whose prompt is not computed (`Request.skip_prompt`)."""
+
+    @property
+    def can_pause(self) -> bool:
+        """Computes nothing between two chunks that it is asked for: a server goes on, whoever waits."""
 
     def clock_s(self) -> float:
         """The monotonic clock that chunks are stamped with."""

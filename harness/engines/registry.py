@@ -12,6 +12,7 @@ _RIGS = {
     "native": "harness.engines.native.rig:NativeRig",
     "openai": "harness.engines.openai_server:OpenAIRig",
     "scripted": "harness.engines.scripted:ScriptedRig",
+    "vllm": "harness.engines.vllm_inproc.rig:VllmRig",
 }
 
 

@@ -4,6 +4,9 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 
 from harness.specs.base import Frozen
 
+SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+"""In the names of variables whose values are written nowhere."""
+
 
 class PackageVersion(Frozen):
     """A package as it is installed, not as it is claimed."""

@@ -65,6 +65,13 @@ class ModelSpec(Frozen):
     def num_layers(self) -> int:
         return len(self.pattern)
 
+    def cache_bytes(self, num_positions: int, dtype_bytes: int) -> int:
+        """Keys, values and recurrent state of one request of so many positions."""
+        return sum(
+            layer.mixer.kv_values * num_positions * dtype_bytes + layer.mixer.state_bytes(dtype_bytes)
+            for layer in self.layers
+        )
+
     def dense(self) -> tuple[Attention, GatedMlp]:
         """The parts of every layer, for what runs plain dense models alone. Raises ConfigError for others."""
         mixer, mlp = self.kinds[0].mixer, self.kinds[0].mlp

@@ -6,6 +6,7 @@ from pydantic import Field, JsonValue, NonNegativeInt, model_validator
 
 from harness.specs.base import Count, Frozen, Magnitude, Number, Share
 from harness.specs.sweep import Sweep
+from harness.specs.vllm import VllmEngine
 
 
 class Workload(Frozen):
@@ -159,7 +160,7 @@ class RunConfig(Frozen):
     """Becomes part of the run folder's name."""
     model: Annotated[str, Field(min_length=1)]
     """A known name (configs/models), a folder with a config.json, or a config.json."""
-    engine: Annotated[NativeEngine | ScriptedEngine | OpenAIEngine, Field(discriminator="kind")]
+    engine: Annotated[NativeEngine | ScriptedEngine | OpenAIEngine | VllmEngine, Field(discriminator="kind")]
     workload: Workload
     probe: ProbeConfig = ProbeConfig()
     gate: Gate = Gate()

@@ -16,6 +16,7 @@ from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
 from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
 from harness.engines.native.verify import check_linears
+from harness.engines.text import TextStream, request_ids
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.engine import EngineReport, Evidence, LaunchClass
@@ -84,21 +85,14 @@ class NativeDecoding(Engine):
         return len(self._ids(request)[0])
 
     def _ids(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        if request.prompts_ids is not None:
-            return request.prompts_ids
-        if self._tokenizer is None:
-            raise ConfigError(
-                f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
-                "set workload.input_tokens instead of workload.prompts",
-            )
-        return (tuple(self._tokenizer.encode(request.prompt or "", add_special_tokens=False).ids),)
+        return request_ids(request, self._tokenizer, self._model.name)
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Prefill, then a step a token. Greedy; without ignore_eos it ends with the first prompt's end token, whose
         answer is also the text."""
         prompts = self._ids(request)
         self._check_fits(len(prompts), len(prompts[0]) + request.max_output_tokens)
-        text, decode = _TextStream(self._tokenizer), self._decode_launch(len(prompts))
+        text, decode = TextStream(self._tokenizer), self._decode_launch(len(prompts))
         stop = () if request.ignore_eos else self._model.spec.eos_token_ids
         with self._undisturbed():
             self._take_in(prompts, request.skip_prompt)
@@ -236,19 +230,3 @@ class NativeDecoding(Engine):
     def close(self) -> None:
         """Frees what the engine holds of the device."""
         del self._decoder, self._decodes, self._read_tokens
-
-
-class _TextStream:
-    """Text as it comes: a token may complete a character that earlier ones began."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
-        if tokenizer is not None:
-            from tokenizers.decoders import DecodeStream
-
-            self._stream = DecodeStream(skip_special_tokens=True)
-
-    def piece(self, token: int) -> str:
-        if self._tokenizer is None:
-            return ""
-        return self._stream.step(self._tokenizer, token) or ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,6 +17,7 @@ from harness.engines.native.ops import OpTable
 from harness.engines.native.runnable import check_runnable
 from harness.engines.native.weights import TensorSource, checkpoint_source, synthetic_source
 from harness.engines.native.workspace import Workspace
+from harness.engines.text import load_tokenizer, longest_prompt
 from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -26,9 +26,6 @@ from harness.specs.run import NativeEngine, RunConfig
 from harness.specs.selection import SelectionTable
 from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
 from harness.units import num_bytes
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 
 class NativeRig:
@@ -73,7 +70,7 @@ class NativeRig:
         decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
         notes = (*_notes(engine, differences), *self._probe_notes)
-        tokenizer = self._tokenizer()
+        tokenizer = load_tokenizer(model.folder)
         return NativeDecoding(decoder, ops, executor, model, tokenizer, load_s, engine.graph, notes)
 
     @property
@@ -98,27 +95,15 @@ class NativeRig:
 
     def _max_context(self) -> int:
         """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""
-        work, tokenizer = self._config.workload, self._tokenizer()
-        if work.prompts is None:
-            prompt = self._config.longest_prompt
-        elif tokenizer is None:
-            raise ConfigError(
-                f"{self._model.name} has no tokenizer.json, so a text can't be its prompt",
-                "set workload.input_tokens instead of workload.prompts",
-            )
-        else:
-            prompt = max(len(tokenizer.encode(text, add_special_tokens=False).ids) for text in work.prompts)
+        work = self._config.workload
+        prompt = longest_prompt(self._config, load_tokenizer(self._model.folder))
         return prompt + max(work.output_tokens, work.warmup_tokens, EXPLAIN_STEPS)
 
     def _check_memory(self, dtype: str, max_context: int, batch: int) -> None:
         """Refuse before the machine starts to swap: a run from swap measures a disk."""
         is_loaded = self._source is not None  # by the other engine of this rig
         weights = 0 if is_loaded else sum(t.num_elements for t in self._model.tensors) * dtype_bytes(dtype)
-        spec = self._model.spec
-        cache = batch * sum(
-            layer.mixer.kv_values * max_context * dtype_bytes(dtype) + layer.mixer.state_bytes(dtype_bytes(dtype))
-            for layer in spec.layers
-        )
+        cache = batch * self._model.spec.cache_bytes(max_context, dtype_bytes(dtype))
         available = free_memory_bytes(self.device)
         if available is not None and weights + cache > available:
             raise UnavailableError(
@@ -126,19 +111,6 @@ class NativeRig:
                 f" {num_bytes(available)} of memory are free",
                 "take a smaller model or fewer output tokens, or free memory",
             )
-
-    def _tokenizer(self) -> Tokenizer | None:
-        folder = self._model.folder
-        if folder is None or not (folder / "tokenizer.json").is_file():
-            return None
-        try:
-            from tokenizers import Tokenizer
-        except ImportError:
-            raise UnavailableError("the package tokenizers is not installed", "pip install tokenizers") from None
-        try:
-            return Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as fault:  # the library raises nothing narrower
-            raise ConfigError(f"{folder / 'tokenizer.json'}: {fault}", "download the file again") from fault
 
     def close(self) -> None:
         self.executor.close()

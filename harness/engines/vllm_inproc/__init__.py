@@ -1,0 +1,1 @@
+"""vLLM in this process, step by step. Nothing here imports vLLM or torch before the run's variables are set."""

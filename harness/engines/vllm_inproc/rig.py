@@ -1,0 +1,154 @@
+"""vLLM's machine side in this process: its variables, its device, the probe of that device, and the engine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from harness.devices.cpu import physical_cores
+from harness.engines.base import Engine
+from harness.engines.text import load_tokenizer, longest_prompt
+from harness.engines.vllm_inproc.variables import Variables, bound_cores
+from harness.errors import ConfigError, UnavailableError
+from harness.models import ResolvedModel
+from harness.probe.base import Probe
+from harness.specs.device import DeviceInfo
+from harness.specs.run import RunConfig
+from harness.specs.tensor import dtype_bytes
+from harness.specs.vllm import VllmEngine
+
+if TYPE_CHECKING:
+    from vllm import LLM
+
+LEAST_CPU_CACHE_BYTES = 1 << 30
+
+
+class VllmRig:
+    """The probe is the native engine's: it reads the same memory."""
+
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
+        if not isinstance(config.engine, VllmEngine):
+            raise ConfigError(f"engine.kind is {config.engine.kind!r}", "vLLM's rig takes `vllm`")
+        if importlib.util.find_spec("vllm") is None:
+            raise UnavailableError(
+                "vLLM is not installed here", "take its container, or `make install-vllm` and .venv-vllm/bin/harness"
+            )
+        self._config, self._engine, self._model, self._notes = config, config.engine, model, list[str]()
+        self._folder, self._temporary = _model_folder(model, config.engine)
+        self._variables = Variables(config.engine)
+        try:
+            # From here on torch and vLLM are imported, and read the variables.
+            from harness.engines.native.machine import open_executor
+
+            self._executor = open_executor(_vllm_device(), None)
+        except BaseException:
+            self._variables.restore()
+            raise
+
+    @property
+    def device(self) -> DeviceInfo:
+        return self._executor.device
+
+    def open_probe(self) -> Probe | None:
+        from harness.engines.native.machine import open_probe
+
+        return open_probe(self._config.probe, self._executor, self._notes.append)
+
+    def open_engine(self) -> Engine:
+        from harness.engines.vllm_inproc.engine import VllmDecoding
+
+        tokenizer = load_tokenizer(self._folder)
+        longest = longest_prompt(self._config, tokenizer)
+        started = time.perf_counter()
+        if self.device.kind == "cpu":
+            # Else vLLM leaves one thread to whoever does not work in processes of its own.
+            os.environ.setdefault("OMP_NUM_THREADS", str(len(bound_cores() or physical_cores())))
+        llm = _start({"model": str(self._folder), **self._defaults(longest), **self._arguments()})
+        load_s = time.perf_counter() - started
+        synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
+        cores = bound_cores() if self.device.kind == "cpu" else None
+        return VllmDecoding(llm, self._model, tokenizer, cores, load_s, (*synthetic, *self._notes))
+
+    def _arguments(self) -> dict[str, Any]:
+        return self._engine.arguments(self._model.spec.dtype)
+
+    def _defaults(self, longest: int) -> dict[str, Any]:
+        """What the workload takes, where the configuration leaves it open."""
+        work, batch = self._config.workload, self._config.largest_batch
+        positions = longest + max(work.output_tokens, work.warmup_tokens)
+        defaults: dict[str, Any] = {
+            "skip_tokenizer_init": True, "use_tqdm_on_load": False, "max_model_len": positions, "max_num_seqs": batch,
+        }  # fmt: skip
+        if batch > 1:
+            defaults["max_num_batched_tokens"] = batch * longest  # or else they don't start in one step
+        if self.device.kind == "cpu" and self._engine.gpu_memory_utilization is None:
+            dtype = self._engine.held_dtype(self._model.spec.dtype)
+            needed = batch * self._model.spec.cache_bytes(positions, dtype_bytes(dtype))
+            defaults["kv_cache_memory_bytes"] = max(2 * needed, LEAST_CPU_CACHE_BYTES)
+        return defaults
+
+    def close(self) -> None:
+        self._executor.close()
+        self._variables.restore()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def _model_folder(model: ResolvedModel, engine: VllmEngine) -> tuple[Path, TemporaryDirectory[str] | None]:
+    """The folder that vLLM shall load; a temporary one where config.json has another name. Checks for weights."""
+    if model.folder is None and engine.load_format != "dummy":
+        raise ConfigError(
+            f"no weights of {model.name} lie here", "give the checkpoint's folder, or set engine.load_format: dummy"
+        )
+    file = model.config_file
+    if model.folder is not None or file is None or file.name == "config.json":
+        return (model.folder or Path(model.name)) if file is None else file.parent, None
+    temporary = TemporaryDirectory(prefix="harness-model-")
+    shutil.copy(file, Path(temporary.name) / "config.json")
+    return Path(temporary.name), temporary
+
+
+def _vllm_device() -> Any:
+    """The torch device of vLLM's platform."""
+    import torch
+
+    try:
+        from vllm.platforms import current_platform
+    except Exception as fault:  # a broken installation raises whatever it likes
+        reason = str(fault).partition("\n")[0]
+        raise UnavailableError(
+            f"vLLM can't be imported: {reason}", "mend the installation; --debug shows where it broke"
+        ) from fault
+    name = current_platform.device_type
+    if name not in ("cpu", "cuda"):
+        raise UnavailableError(f"vLLM's device is {name!r}", "the harness knows cpu and cuda (ROCm included)")
+    return torch.device(name)
+
+
+def _start(arguments: dict[str, Any]) -> LLM:
+    """ConfigError for settings that vLLM refuses, UnavailableError for all else that keeps it from starting."""
+    try:
+        from vllm import LLM
+
+        return LLM(**arguments)
+    except (ValueError, TypeError) as fault:
+        raise ConfigError(
+            f"vLLM refuses its settings: {_reason(fault)}", "mend `engine` in the configuration"
+        ) from fault
+    except Exception as fault:  # it raises whatever it likes
+        what = f"vLLM did not start: {type(fault).__name__}: {_reason(fault)}"
+        raise UnavailableError(what, "set VLLM_LOGGING_LEVEL=INFO to see what it did last") from fault
+
+
+def _reason(fault: Exception) -> str:
+    """One line."""
+    if isinstance(fault, ValidationError):
+        return str(fault.errors()[0]["msg"]).removeprefix("Value error, ").partition("\n")[0]
+    return str(fault).partition("\n")[0]

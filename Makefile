@@ -60,7 +60,7 @@ types: install  ## mypy --strict on harness/
 tests: install $(filter model,$(WITH)) $(if $(filter vllm,$(WITH)),install-vllm)  ## pytest alone
 	$(BIN)/pytest
 	$(if $(filter triton,$(WITH)),TRITON_INTERPRET=1 $(BIN)/pytest tests/triton_kernels/numerics)
-	$(if $(filter vllm,$(WITH)),$(VLLM_VENV)/bin/pytest tests/vllm)
+	$(if $(filter vllm,$(WITH)),$(VLLM_VENV)/bin/pytest tests/with_vllm)
 
 bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs
 	$(BIN)/python benchmarks/verdict_truth.py

@@ -37,6 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "torch": importlib.util.find_spec("torch") is None,
         "compiler": _no_compiler(),
         "reference": importlib.util.find_spec("transformers") is None,
+        "vllm": importlib.util.find_spec("vllm") is None,
     }
     for item in items:
         for marker, is_missing in missing.items():

@@ -24,8 +24,8 @@ class _Symbol(ctypes.Structure):
 
 
 def openmp_runtime() -> str:
-    """File of the OpenMP library that torch and vLLM call: a preloaded one goes before torch's own. Others may be loaded
-    beside it, by packages that bring theirs."""
+    """File of the OpenMP library that torch and vLLM call: a preloaded one goes before torch's own. Others may be
+    loaded beside it, by packages that bring theirs."""
     process, found = ctypes.CDLL(None), _Symbol()
     address = ctypes.cast(process.GOMP_parallel, ctypes.c_void_p)
     process.dladdr(address, ctypes.byref(found))

@@ -37,6 +37,7 @@ LAYER = {
     "harness.batching": 0,
     "harness.split": 0,
     "harness.sweeps": 0,
+    "harness.timeline": 0,
     "harness.resources": 1,
     "harness.config_io": 1,
     "harness.checkpoint": 1,
@@ -56,6 +57,7 @@ LAYER = {
     "harness.client": 1,
     "harness.server": 1,
     "harness.gguf_import": 1,
+    "harness.traces": 1,
     "harness.backends": 2,
     "harness.probe": 2,
     "harness.engines": 3,
@@ -66,6 +68,7 @@ LAYER = {
     "harness.plan": 4,
     "harness.doctor": 4,
     "harness.prebuild": 4,
+    "harness.profile": 4,
     "harness.report": 4,
     "harness.cli": 5,
 }

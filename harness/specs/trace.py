@@ -1,0 +1,80 @@
+"""What a profiler saw, the same for every format (read by `harness.traces`, explained by `harness.timeline`).
+
+Plain tuples: a trace has millions of them. Times are seconds from the trace's first event, on the profiler's own clock.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+CallKind = Literal["synchronize", "memcpy", "launch", "other"]
+
+
+class Work(NamedTuple):
+    """A kernel or a copy on a device; of a run on a CPU an operation, which may stand within another."""
+
+    name: str
+    kind: Literal["kernel", "memcpy", "memset", "op"]
+    start_s: float
+    duration_s: float
+    own_s: float
+    """Without what stands within it: equals duration_s on a GPU, whose kernels do not nest."""
+    device: str
+    stream: str
+    grid: tuple[int, ...] | None = None
+    block: tuple[int, ...] | None = None
+    num_bytes: int | None = None
+    """Of a copy, where the profiler tells."""
+    correlation: str | None = None
+    """Shared with the call that launched it."""
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+class Call(NamedTuple):
+    """A call of the host into the device's runtime or driver."""
+
+    name: str
+    kind: CallKind
+    start_s: float
+    duration_s: float
+    correlation: str | None = None
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+class Mark(NamedTuple):
+    """A stretch that the traced program named, such as a step."""
+
+    name: str
+    start_s: float
+    duration_s: float
+    on_device: bool
+    """Its kernels' own stretch; else the host's."""
+
+
+class KernelSum(NamedTuple):
+    """All calls of one kernel, of a format that has no timeline."""
+
+    name: str
+    num_calls: int
+    total_s: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One file."""
+
+    format: str
+    work: tuple[Work, ...] = ()
+    calls: tuple[Call, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    sums: tuple[KernelSum, ...] | None = None
+    """Instead of work, where the format has sums alone."""
+    device_names: tuple[str, ...] = ()
+    """Of the machine's GPUs, where the format tells."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the file."""

@@ -1,0 +1,1 @@
+"""What a trace says: busy and idle time, classes of kernels, floors, cause. Pure."""

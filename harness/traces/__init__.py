@@ -1,0 +1,1 @@
+"""Readers of profilers' files, one a format, all giving `harness.specs.trace.Trace`."""

@@ -1,0 +1,92 @@
+"""torch.profiler's Chrome JSON: CUDA, ROCm, and a CPU alone.
+
+A trace of a CPU alone has operations (`cpu_op`) that stand within each other: each counts its own time only. With a GPU
+an operation is what the host did, and no work of the device. ROCm 6.2's kernels have no grid and its copies no bytes:
+those stand at the runtime's call, as a string.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from harness.specs.trace import Call, Mark, Trace, Work
+from harness.timeline.intervals import own_times
+from harness.traces.chrome import Span, call_kind, spans
+
+FORMAT = "torch profiler"
+_WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
+_CALLS = {"cuda_runtime", "cuda_driver"}
+_MARKS = {"user_annotation": False, "gpu_user_annotation": True}
+
+
+def is_of_torch(data: dict[str, Any]) -> bool:
+    """By keys that no other profiler writes, or by the categories of its first events."""
+    first = data["traceEvents"][:1000]
+    categories = {event.get("cat") for event in first if isinstance(event, dict)}
+    return "schemaVersion" in data or "deviceProperties" in data or bool(categories & {"cpu_op", *_WORK, *_CALLS})
+
+
+def read_torch(path: Path, data: dict[str, Any]) -> Trace:
+    """ConfigError names the event that is not as it should be."""
+    wanted = {*_WORK, *_CALLS, *_MARKS, "cpu_op"}
+    found = [span for span in spans(path, data) if span.category in wanted]
+    origin_us = min((span.ts_us for span in found), default=0.0)
+    by_category = {category: [s for s in found if s.category == category] for category in wanted}
+    calls = tuple(_call(span, origin_us) for category in sorted(_CALLS) for span in by_category[category])
+    sizes = {s.integer("correlation"): s.integer("size") for category in _CALLS for s in by_category[category]}
+    work = tuple(_kernel(span, origin_us, sizes) for category in _WORK for span in by_category[category])
+    names = tuple(str(gpu.get("name")) for gpu in data.get("deviceProperties") or () if isinstance(gpu, dict))
+    if not work and not calls and not names:
+        work = _operations(by_category["cpu_op"], origin_us)
+    marks = (_mark(span, origin_us) for category in _MARKS for span in by_category[category])
+    return Trace(FORMAT, work, calls, tuple(marks), device_names=tuple(dict.fromkeys(names)))
+
+
+def _times(span: Span, origin_us: float) -> tuple[float, float]:
+    """(start, duration) in seconds. Microseconds are subtracted first: since boot there are 10^12 of them."""
+    return (span.ts_us - origin_us) * 1e-6, span.dur_us * 1e-6
+
+
+def _call(span: Span, origin_us: float) -> Call:
+    return Call(span.name, call_kind(span.name), *_times(span, origin_us), _correlation(span))
+
+
+def _mark(span: Span, origin_us: float) -> Mark:
+    return Mark(span.name, *_times(span, origin_us), on_device=_MARKS[span.category])
+
+
+def _correlation(span: Span) -> str | None:
+    number = span.integer("correlation")
+    return None if number is None else str(number)
+
+
+def _kernel(span: Span, origin_us: float, sizes: dict[int | None, int | None]) -> Work:
+    start_s, duration_s = _times(span, origin_us)
+    number = span.integer("bytes")
+    return Work(
+        span.name, _WORK[span.category], start_s, duration_s, duration_s,  # type: ignore[arg-type]
+        device=f"GPU {span.args.get('device', span.pid)}", stream=str(span.args.get("stream", span.tid)),
+        grid=_shape(span.args.get("grid")), block=_shape(span.args.get("block")),
+        num_bytes=sizes.get(span.integer("correlation")) if number is None else number,
+        correlation=_correlation(span),
+    )  # fmt: skip
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    whole = isinstance(value, list) and all(isinstance(part, int) for part in value)
+    return tuple(value) if whole else None
+
+
+def _operations(ops: Sequence[Span], origin_us: float) -> tuple[Work, ...]:
+    """Of each thread apart."""
+    work: list[Work] = []
+    for tid, group in groupby(sorted(ops, key=lambda op: str(op.tid)), key=lambda op: str(op.tid)):
+        of_thread = list(group)
+        times = [_times(op, origin_us) for op in of_thread]
+        own = own_times([(start_s, start_s + duration_s) for start_s, duration_s in times])
+        work += [
+            Work(op.name, "op", start_s, duration_s, own_s, device="CPU", stream=tid)
+            for op, (start_s, duration_s), own_s in zip(of_thread, times, own, strict=True)
+        ]
+    return tuple(work)

@@ -58,9 +58,9 @@ def judge(measured: Measured) -> Verdict:
     reason = f"utilization {util:.3f}: the floor is {percent(util)} of the measured step time"
     if name == "at-wall":
         wall = "compute" if measured.bound == "compute" else "memory-bandwidth"
-        return Verdict(verdict=name, reason=reason, cause=wall, next_step=_NEXT[wall])
-    cause, why = find_cause(measured)
-    return Verdict(verdict=name, reason=reason + why, cause=cause, next_step=_NEXT[cause])
+        return Verdict(verdict=name, reason=reason, cause=wall, next_step=NEXT_STEP[wall])
+    cause, why = find_cause(measured.evidence, measured.roof_read_bytes_per_s)
+    return Verdict(verdict=name, reason=reason + why, cause=cause, next_step=NEXT_STEP[cause])
 
 
 def _refusal(m: Measured) -> Verdict | None:
@@ -115,19 +115,18 @@ def _invalid(reason: str, next_step: str) -> Verdict:
     return Verdict(verdict="invalid", reason=reason, cause="unknown", next_step=next_step)
 
 
-def find_cause(m: Measured) -> tuple[str, str]:
+def find_cause(e: Evidence | None, roof_read_bytes_per_s: float | None) -> tuple[str, str]:
     """(cause, how much it explains): the part of the step that loses at least half of all lost time.
 
     All within the instrumented pass: its own steps, and the bytes that they read at their own context. A kind of
     launch loses its time minus the floor of the bytes it reads; time outside kernels is lost whole.
     """
-    e = m.evidence
-    if e is None or not e.num_steps or e.step_s is None or m.roof_read_bytes_per_s is None:
+    if e is None or not e.num_steps or e.step_s is None or roof_read_bytes_per_s is None:
         return "unknown", ""
     moved = {part.name: part.read_bytes + part.write_bytes for part in e.classes}
-    losses = {f"{part.name}-path": part.step_s - moved[part.name] / m.roof_read_bytes_per_s for part in e.classes}
+    losses = {f"{part.name}-path": part.step_s - moved[part.name] / roof_read_bytes_per_s for part in e.classes}
     losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
-    lost_s = e.step_s - sum(moved.values()) / m.roof_read_bytes_per_s
+    lost_s = e.step_s - sum(moved.values()) / roof_read_bytes_per_s
     cause = max(losses, key=lambda name: losses[name])
     if lost_s <= 0 or losses[cause] < MIN_CAUSE_SHARE_FRAC * lost_s:
         return "unknown", "; no single part of the step explains half of the loss"
@@ -135,7 +134,7 @@ def find_cause(m: Measured) -> tuple[str, str]:
     return cause, f"; {cause} loses {ms(losses[cause])} a step, {share} of the loss"
 
 
-_NEXT = {
+NEXT_STEP = {
     "memory-bandwidth": "fewer bytes a token (smaller types, a smaller cache), faster memory, or several tokens a read",
     "compute": "fewer FLOP a token, or fewer requests at once: this step is bound by arithmetic",
     "linear-path": "compare linear backends on these shapes: harness ab linear",
@@ -143,7 +142,9 @@ _NEXT = {
     "linear-attention-path": "the recurrent state moves slowly: try another backend in engine.linear_attention",
     "elementwise-path": "fuse or thread the elementwise kernels: engine.elementwise",
     "sampling-path": "sampling costs more than it reads: sample on the device, greedy without a sort",
+    "memcpy-path": "copies and fills take the time: keep on the device what the step reads, and write it in place",
+    "other-path": "kernels of no known class take the time: harness profile lists them, kernel_classes.yaml names them",
     "outside-kernels": "the device waits for its host: capture the step as a graph, launch less, synchronize less",
     "communication": "ranks wait for each other: fewer ranks, or a faster collective",
-    "unknown": "take a profile of a few decode steps with the engine's own profiler: nothing here says why",
+    "unknown": "take a torch.profiler trace of a few decode steps, and read it: harness profile TRACE --run RUN",
 }

@@ -54,6 +54,8 @@ class Mark(NamedTuple):
     duration_s: float
     on_device: bool
     """Its kernels' own stretch; else the host's."""
+    number: int | None = None
+    """Which of the host's it is: on a device each stream has a stretch of its own."""
 
 
 class KernelSum(NamedTuple):

@@ -53,7 +53,9 @@ def _call(span: Span, origin_us: float) -> Call:
 
 
 def _mark(span: Span, origin_us: float) -> Mark:
-    return Mark(span.name, *_times(span, origin_us), on_device=_MARKS[span.category])
+    return Mark(
+        span.name, *_times(span, origin_us), on_device=_MARKS[span.category], number=span.integer("External id")
+    )
 
 
 def _correlation(span: Span) -> str | None:

@@ -1,6 +1,7 @@
 """Sets of time and nested spans: by hand, and against counting points one by one."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -35,7 +36,7 @@ def test_they_are_sets(a: list[Interval], b: list[Interval]) -> None:
     assert points(difference(x, y)) == points(x) - points(y)
     for found in (x, intersection(x, y), difference(x, y)):
         assert all(begin < end for begin, end in found)
-        assert all(one[1] <= other[0] for one, other in zip(found, found[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in pairwise(found))
         assert length(found) == len(points(found))
 
 

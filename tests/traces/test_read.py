@@ -209,7 +209,9 @@ def test_real_files_of_torch() -> None:
     assert [w.num_bytes for w in rocm.work if w.kind == "memcpy"] == [2560, 2560]
     launched = {c.correlation for c in rocm.calls}
     assert all(w.correlation in launched for w in rocm.work)
-    assert Mark("ProfilerStep#1", pytest.approx(266.766e-6, abs=2e-9), pytest.approx(1031.368e-6), True) in rocm.marks
+    assert (
+        Mark("ProfilerStep#1", pytest.approx(266.766e-6, abs=2e-9), pytest.approx(1031.368e-6), True, 1) in rocm.marks
+    )
     cuda = read_trace(sample("torch_trace/cuda_small.json.gz"))
     assert [(w.name, w.block) for w in cuda.work] == [("triton_poi_fused_add_cos_sin_0", (128, 1, 1))]
 

@@ -1,0 +1,98 @@
+"""What each class of kernels has to move and multiply in a decode step of a run, and its least time. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.roofline import Floor, compute_floor_s, memory_floor_s
+from harness.specs.engine import Evidence, LaunchClass
+from harness.specs.kernel_classes import KernelClass
+from harness.specs.profile import ClassRow
+from harness.specs.step import DecodeTraffic
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Of one class, in a step."""
+
+    read_bytes: int
+    write_bytes: int = 0
+    flop: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.read_bytes + self.write_bytes
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A run's decode step by classes, and its walls; null where the run does not know them."""
+
+    moved: dict[KernelClass, Moved]
+    roof_bytes_per_s: float | None
+    peak_flop_per_s: float | None
+    mean_context: int
+
+    def floor(self, kernel_class: KernelClass) -> Floor | None:
+        """Both walls of a class; null without a roof, and for a class whose bytes nobody counts."""
+        moved = self.moved.get(kernel_class)
+        if moved is None or self.roof_bytes_per_s is None:
+            return None
+        peak = self.peak_flop_per_s
+        compute_s = None if peak is None else compute_floor_s(moved.flop, peak)
+        return Floor(memory_floor_s(moved.num_bytes, self.roof_bytes_per_s), compute_s)
+
+    @property
+    def floor_s(self) -> float | None:
+        """Of all classes together, each at its own wall."""
+        floors = [self.floor(kernel_class) for kernel_class in self.moved]
+        return sum(floor.floor_s for floor in floors if floor) if all(floors) else None
+
+
+def moved_by_class(traffic: DecodeTraffic, contexts: Sequence[int], batch: int) -> dict[KernelClass, Moved]:
+    """The mean over decode steps at these contexts; classes that read neither weights nor cache nor state are left out.
+
+    Weights of norms count among the linears': they are a ten-thousandth of them.
+    """
+    num = len(contexts)
+    cache_bytes = sum(traffic.cache_bytes(context) for context in contexts) // num
+    all_flop = sum(traffic.step_flop(context, batch) for context in contexts) // num
+    linear_flop, state_flop = batch * traffic.linear_flop, batch * traffic.state_flop
+    found: dict[KernelClass, Moved] = {
+        "linear": Moved(traffic.step_weight_bytes(batch), flop=linear_flop),
+        "attention": Moved(batch * cache_bytes, flop=all_flop - linear_flop - state_flop),
+        "linear-attention": Moved(batch * traffic.state_read_bytes, batch * traffic.state_write_bytes, state_flop),
+        "kv-write": Moved(0, batch * traffic.kv_bytes_per_context_token),
+    }
+    return {kernel_class: moved for kernel_class, moved in found.items() if moved.num_bytes}
+
+
+LAUNCH_CLASS: dict[KernelClass, str] = {
+    "norm": "elementwise", "rope": "elementwise", "kv-write": "elementwise",
+}  # fmt: skip
+"""The instrumented pass of an engine tells fewer kinds apart, and causes are named by those."""
+
+
+def evidence(rows: Sequence[ClassRow], work: StepWork | None, num_steps: int, wall_s: float, gaps_s: float) -> Evidence:
+    """A trace in the words of an engine's instrumented pass. All figures per step."""
+    times: dict[str, list[float]] = {}
+    moved: dict[str, list[Moved]] = {}
+    for row in rows:
+        name = LAUNCH_CLASS.get(row.kernel_class, row.kernel_class)
+        times.setdefault(name, []).append(row.time_s)
+        if work is not None and row.kernel_class in work.moved:
+            moved.setdefault(name, []).append(work.moved[row.kernel_class])
+    communication = times.pop("communication", None)
+    return Evidence(
+        num_steps=num_steps,
+        step_s=wall_s,
+        outside_kernels_s=gaps_s,
+        communication_s=None if communication is None else sum(communication),
+        classes=tuple(
+            LaunchClass(
+                name=name, step_s=sum(parts), read_bytes=sum(m.read_bytes for m in moved.get(name, ())),
+                write_bytes=sum(m.write_bytes for m in moved.get(name, ())),
+            )
+            for name, parts in times.items()
+        ),
+        timeline_gaps_s=gaps_s,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from harness.roof import Roof
 from harness.roofline import frac
 from harness.specs.analysis import OfficialFigures, RequestFigures
 from harness.specs.engine import Evidence
-from harness.specs.event import ContentionEvent, Event, EvidenceEvent
+from harness.specs.event import ContentionEvent, Event, EvidenceEvent, TraceEvent
 from harness.specs.step import DecodeTraffic
 from harness.stats import half_width, mean_interval
 from harness.units import percent
@@ -107,6 +107,6 @@ def cpu_wait_frac(events: Iterable[Event]) -> float | None:
 
 
 def last_evidence(events: Iterable[Event]) -> Evidence | None:
-    """The instrumented pass's answer, if there was one."""
-    found = [event.evidence for event in events if isinstance(event, EvidenceEvent)]
+    """The instrumented pass's answer, or that of a trace which was read later; if there was one."""
+    found = [event.evidence for event in events if isinstance(event, EvidenceEvent | TraceEvent)]
     return found[-1] if found else None

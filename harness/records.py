@@ -181,6 +181,17 @@ def _event(path: Path, number: int, line: bytes) -> Event:
         raise ConfigError(f"{path}:{number}: {fault.errors()[0]['msg']}", "the line is damaged: take it out") from None
 
 
+def append_event(folder: Path, event: Event) -> None:
+    """One more line of a finished run's samples. ConfigError while another process writes them."""
+    path = folder / SAMPLES
+    with _explained(path), path.open("ab") as samples:
+        try:
+            fcntl.flock(samples, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{folder.name} is being written", "wait until that ends") from None
+        samples.write(event.model_dump_json().encode() + b"\n")
+
+
 def list_runs(parent: Path) -> Iterator[tuple[Path, Record | ConfigError]]:
     """Every run folder, oldest first; an unreadable one comes with its fault instead of hiding the others."""
     for folder in _run_folders(parent):

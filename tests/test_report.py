@@ -68,6 +68,8 @@ def test_here_is_the_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
         ("ab-record", "rotation_bytes"),
         ("ab-event", "num_calls"),
         ("device", "read_probe_bytes_per_s"),
+        ("kernel-classes", "kernel_class"),
+        ("profile", "longest_gaps"),
     ],
 )
 def test_a_schema_is_that_of_its_name(name: str, key: str) -> None:

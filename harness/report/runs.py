@@ -9,8 +9,9 @@ from pydantic import ValidationError
 
 from harness.bench import derived_figures
 from harness.errors import ConfigError
-from harness.records import Record, list_runs, load_bench, load_events, write_record
+from harness.records import Record, append_event, list_runs, load_bench, load_events, write_record
 from harness.specs.base import flattened
+from harness.specs.event import Event, TraceEvent
 from harness.specs.record import RunRecord
 
 _COMPARED = (
@@ -80,8 +81,23 @@ def recompute_run(folder: Path) -> RunRecord:
     record = load_bench(folder)
     if record.status == "running":
         raise ConfigError(f"{folder.name} is still being measured", "wait until it ends")
+    record = _recomputed(folder, record, load_events(folder))
+    write_record(folder, record)
+    return record
+
+
+def complete_run(folder: Path, found: TraceEvent) -> RunRecord:
+    """A finished run with what a trace says: one more line of its samples, and its figures derived again."""
+    record = _recomputed(folder, load_bench(folder), [*load_events(folder), found])
+    append_event(folder, found)
+    write_record(folder, record)
+    return record
+
+
+def _recomputed(folder: Path, record: RunRecord, events: Sequence[Event]) -> RunRecord:
+    """The record with the figures of these events; ConfigError where they are not all there."""
     try:
-        figures = derived_figures(record, load_events(folder))
+        figures = derived_figures(record, events)
     except ValidationError as fault:
         error = fault.errors()[0]
         place = ".".join(map(str, error["loc"]))
@@ -92,6 +108,4 @@ def recompute_run(folder: Path) -> RunRecord:
             f"{folder.name}: {len(requests)} whole repeats in its samples, {len(record.requests)} in its record",
             "the samples lost some; the record is kept as it is",
         )
-    record = record.model_copy(update=figures)
-    write_record(folder, record)
-    return record
+    return record.model_copy(update=figures)

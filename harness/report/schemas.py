@@ -9,6 +9,8 @@ from harness.specs.ab import AB_EVENT, AbRecord
 from harness.specs.ab_run import AbRequestEvent, AbRunRecord
 from harness.specs.device import DeviceSpec
 from harness.specs.event import EVENT
+from harness.specs.kernel_classes import KernelRules
+from harness.specs.profile import TraceProfile
 from harness.specs.record import RunRecord
 from harness.specs.run import RunConfig
 from harness.specs.selection import SelectionTable
@@ -23,6 +25,8 @@ _SCHEMAS: dict[str, TypeAdapter[Any]] = {
     "ab-request-event": TypeAdapter(AbRequestEvent),
     "device": TypeAdapter(DeviceSpec),
     "selection": TypeAdapter(SelectionTable),
+    "kernel-classes": TypeAdapter(KernelRules),
+    "profile": TypeAdapter(TraceProfile),
 }
 
 

@@ -143,6 +143,20 @@ class EvidenceEvent(Frozen):
     evidence: Evidence
 
 
+class TraceEvent(Frozen):
+    """What a profiler's trace of this run's steps says: it replaces what the instrumented pass said."""
+
+    event: Literal["trace"] = "trace"
+    trace: str
+    """The file's name."""
+    format: str
+    steps_source: str
+    """What told the number of steps, which evidence has."""
+    mean_context: PositiveInt
+    """Of the run's decode steps: the bytes in evidence are those of its model there."""
+    evidence: Evidence
+
+
 Event = Annotated[
     ProbeEvent
     | PeakEvent
@@ -153,7 +167,8 @@ Event = Annotated[
     | EndEvent
     | FailEvent
     | ContentionEvent
-    | EvidenceEvent,
+    | EvidenceEvent
+    | TraceEvent,
     Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

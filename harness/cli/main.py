@@ -62,10 +62,11 @@ def root(
 
 
 def _add_commands() -> None:
-    from harness.cli import ab, bench, look, plan, runs
+    from harness.cli import ab, bench, look, plan, profile, runs
 
     bench.add_to(app)
     plan.add_to(app)
+    profile.add_to(app)
     look.add_to(app)
     app.add_typer(ab.app, name="ab")
     app.add_typer(runs.app, name="runs")

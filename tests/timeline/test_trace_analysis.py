@@ -1,21 +1,23 @@
 """What a trace says, worked by hand on small traces of every format."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trace_files import STATISTICS, Event, call, hipprof_trace, kernel, mark, op, save, span, torch_trace
 
+from harness.specs.kernel_classes import KernelClass
 from harness.specs.profile import TraceProfile
 from harness.specs.step import DecodeTraffic, SlidingCache
 from harness.specs.trace import Trace, Work
 from harness.timeline.analysis import explain
 from harness.timeline.classes import classifier
-from harness.timeline.floors import Moved, StepWork, moved_by_class
+from harness.timeline.floors import LAUNCH_CLASS, Moved, StepWork, moved_by_class
 from harness.traces.read import read_trace
 from harness.traces.rules import load_rules
+from harness.verdict import NEXT_STEP
 
 CLASS_OF = classifier(load_rules())
 US = 1e-6
@@ -115,8 +117,12 @@ def test_vllms_marks_tell_prompts_from_steps(tmp_path: Path) -> None:
     assert (p.num_steps, p.steps_source) == (2, "vLLM's marks")
     assert (us(p.wall_s), us(p.gaps_s)) == pytest.approx((20, 10), abs=0.01)
     on_host = [mark(e["name"], e["ts"] - events[0]["ts"], 1.0, False) for e in events if "execute" in e["name"]]
-    p = explained(tmp_path, torch_trace([*on_host, *(e for e in events if e["cat"] == "kernel")]))
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    launches = [call("cudaLaunchKernel", event["ts"] - events[0]["ts"], 1.0) for event in kernels]
+    p = explained(tmp_path, torch_trace([*on_host, *launches, *kernels]))
     assert p.num_steps is None, "a prompt's kernels can't be told from the steps'"
+    after_prompt = [event for several in (on_host, launches, kernels) for event in several[2:]]
+    assert explained(tmp_path, torch_trace(after_prompt)).num_steps == 3
 
 
 def test_a_single_mark_is_one_step_to_the_end(tmp_path: Path) -> None:
@@ -189,6 +195,18 @@ def test_floors_walls_and_what_ifs(tmp_path: Path) -> None:
     (first, *_) = p.what_ifs
     assert (first.what, first.speedup) == ("all of these but what is gone", pytest.approx(4 / 1.702, rel=5e-3))
     assert (p.cause, "1.4" in (p.why or "") or "0.001 ms" in (p.why or "")) == ("outside-kernels", True)
+
+
+@pytest.mark.parametrize("content", [torch_trace(TWO_STREAMS), STATISTICS], ids=["timeline", "sums"])
+def test_a_steps_floor_is_no_floor_of_a_trace_of_unknown_length(tmp_path: Path, content: Any) -> None:
+    p = explained(tmp_path, content, None, WORK)
+    assert (p.num_steps, p.mean_context) == (None, None)
+    assert {(row.floor_s, row.moved_bytes, row.bound) for row in p.classes} == {(None, None, None)}
+
+
+def test_every_class_that_may_be_a_cause_has_a_next_step() -> None:
+    names = {LAUNCH_CLASS.get(name, name) for name in get_args(KernelClass)} - {"communication"}
+    assert {f"{name}-path" for name in names} | {"communication", "outside-kernels"} <= NEXT_STEP.keys()
 
 
 def test_arithmetic_may_be_the_wall(tmp_path: Path) -> None:

@@ -92,9 +92,10 @@ def _step_work(folder: Path, record: RunRecord) -> StepWork:
 
 
 def _check_device(trace: Trace, record: RunRecord, path: Path) -> None:
-    """A trace of a GPU is not of a run on a CPU, nor that of one card of a run on another."""
+    """A trace of a GPU is not of a run on a CPU, nor that of one card of a run on another. What a server runs on, its
+    run does not know."""
     device = record.device
-    if device is None or device.kind == "scripted":
+    if device is None or device.kind in ("scripted", "unknown"):
         return
     traced = {w.device for w in trace.work}
     if (device.kind == "cpu") != (traced == {"CPU"}) and traced:

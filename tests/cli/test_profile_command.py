@@ -158,6 +158,16 @@ def test_a_trace_of_something_else_is_refused(
     json_of("profile", save(tmp_path / "t.json", torch_trace(steps(3), ["NVIDIA X"])), "--run", folder)
 
 
+@pytest.mark.parametrize("kind", ["scripted", "unknown"])
+def test_a_run_that_does_not_know_its_device_takes_any(tmp_path: Path, kind: str) -> None:
+    folder, before = made(tmp_path)
+    assert before.device is not None
+    server = before.device.model_copy(update={"kind": kind, "name": "http://a-server:8000"})
+    write_record(folder, before.model_copy(update={"device": server}))
+    trace = save(tmp_path / "t.json", torch_trace(steps(3), ["NVIDIA X"]))
+    assert json_of("profile", trace, "--run", folder)["run"]["timeline_gaps_s"] == pytest.approx(0.04, rel=1e-6)
+
+
 def test_a_gpus_trace_is_not_of_a_run_on_a_cpu(tmp_path: Path) -> None:
     folder, before = made(tmp_path)
     assert before.device is not None

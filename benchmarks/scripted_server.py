@@ -38,6 +38,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         models = [{"id": name, "object": "model", "max_model_len": 100000} for name in self.server.script["models"]]
         known: dict[str, Any] = {"/v1/models": {"data": models}, "/version": {"version": "scripted"}, "/health": {}}
+        known |= self.server.script.get("gets", {})
         if self.path in known:
             self._whole(200, json.dumps(known[self.path]))
         else:
@@ -104,8 +105,8 @@ class ScriptedServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, script: dict[str, Any]) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, script: dict[str, Any], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.script, self.turns = script, count()
         self.lock = threading.Lock()
 

@@ -169,7 +169,7 @@ def main() -> None:
         table = make_table(configs, path, lambda line: None)
         rig = NativeRig(config, model)
         with_table = NativeEngine(kind="native", weights="synthetic", selection=str(path))
-        engines: dict[str, Engine] = {"default": rig.open_engine(), "table": rig.open_engine(with_table)}
+        engines: dict[str, Engine] = {"default": rig.open_engine(), "table": rig.open_engine(variant=with_table)}
         found = problems(configs, model, table, rig)
         decodes, calls = measure(config, model, engines, found, Sampler(rig.executor), args.rounds)
         report(decodes, calls, found)

@@ -42,7 +42,7 @@ from harness.workload import Point, check_fits, make_request, points, schedule, 
 
 SHORT_READING_S = 0.1
 """Of a reading that a kernel's calls stand beside: the shorter both are, the less memory changes between them."""
-NOT_THIS_PROCESS = ("scripted", "openai")
+NOT_THIS_PROCESS = ("scripted", "openai", "vllm-server")
 """Engines whose threads are not ours: what our own waited for says nothing of them."""
 Say = Callable[[str], None]
 
@@ -127,7 +127,7 @@ def _measure(run: Run, rig: Rig, model: ResolvedModel) -> None:
             run.say("probe: looking for the fastest verified reader")
             run.update(probe=probe.survey(_working_set_bytes(run.record)))
         run.say(f"engine: loading {run.record.config.model}")
-        engine = rig.open_engine()
+        engine = rig.open_engine(run.folder.path)
         try:
             run.update(engine=engine.report())
             _request_repeatedly(run, engine, probe, model)

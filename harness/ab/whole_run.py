@@ -60,7 +60,7 @@ def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path,
         if device.kind != "scripted":
             stack.enter_context(measuring(say))
         say(f"a and b differ in {difference.key}: {difference.a!r} and {difference.b!r}")
-        sides = dict(zip(SIDES, _open_engines(config, rigs, stack), strict=True))
+        sides = dict(zip(SIDES, _open_engines(config, rigs, stack, folder.path), strict=True))
         _answer(config, model, sides, folder, say)
         done = record.model_copy(update={"status": "done", **_figures(sides)})
         folder.write(done)
@@ -73,15 +73,15 @@ def _open_rigs(config: AbRunConfig, model: ResolvedModel, stack: ExitStack) -> l
     return [stack.enter_context(closing(open_rig(side, model))) for side in configs]
 
 
-def _open_engines(config: AbRunConfig, rigs: list[Rig], stack: ExitStack) -> Iterator[Answers]:
+def _open_engines(config: AbRunConfig, rigs: list[Rig], stack: ExitStack, log_dir: Path) -> Iterator[Answers]:
     if isinstance(config.b.engine, NativeEngine):
         from harness.engines.native.rig import NativeRig
 
         (rig,) = rigs
         assert isinstance(rig, NativeRig)
-        engines: list[Engine] = [rig.open_engine(), rig.open_engine(config.b.engine)]
+        engines: list[Engine] = [rig.open_engine(), rig.open_engine(variant=config.b.engine)]
     else:
-        engines = [rig.open_engine() for rig in rigs]
+        engines = [rig.open_engine(log_dir) for rig in rigs]
     for engine in engines:
         yield Answers(stack.enter_context(closing(engine)))
 

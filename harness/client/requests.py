@@ -77,6 +77,13 @@ class Client:
                 return found
         raise RequestFailed(f"{url}{path} answers no JSON object: {data[:60]!r}", "is it an OpenAI-compatible server?")
 
+    def check_health(self) -> None:
+        """RequestFailed while the server is not ready for requests."""
+        with Exchange(self._root, self._engine.connect_limit_s) as exchange:
+            exchange.wait_until(clock_s() + self._engine.connect_limit_s)
+            exchange.send("GET", "/health", self._headers())
+            exchange.open_answer()
+
     @property
     def _root(self) -> ServerUrl:
         return ServerUrl(self.url.scheme, self.url.host, self.url.port, self.url.path.removesuffix("/v1"))

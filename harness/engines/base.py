@@ -8,6 +8,7 @@ fast as the test does.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar, Protocol
 
 from harness.models import ResolvedModel
@@ -101,6 +102,7 @@ class Rig(Protocol):
     def open_probe(self) -> Probe | None:
         """None where this machine can't probe the memory that the engine reads from (a remote server)."""
 
-    def open_engine(self) -> Engine: ...
+    def open_engine(self, log_dir: Path) -> Engine:
+        """log_dir: where an engine that is a process of its own leaves its log."""
 
     def close(self) -> None: ...

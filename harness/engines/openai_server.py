@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import ClassVar
+from pathlib import Path
+from typing import ClassVar, Literal
 
 from harness.backends.base import Executor
 from harness.client.connection import Exchange, clock_s
@@ -19,7 +20,7 @@ from harness.specs.engine import EngineReport, Evidence
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
-from harness.specs.run import OpenAIEngine, RunConfig
+from harness.specs.run import OpenAIEngine, ProbeConfig, RunConfig
 
 
 class OpenAIServer(Engine):
@@ -114,25 +115,41 @@ class OpenAIRig:
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
         if not isinstance(config.engine, OpenAIEngine):
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the openai rig takes `openai`")
-        self._config, self._engine, self._model = config, config.engine, model
-        self._executor: Executor | None = None
-        self.device = DeviceInfo(kind="unknown", name=str(ServerUrl.parse(config.engine.url)))
-        if config.engine.device != "none":
-            from harness.engines.native.machine import open_executor, torch_device  # torch, for the probe alone
+        self._engine, self._model = config.engine, model
+        self._probed = ProbedDevice(config.engine.device, config.probe)
+        self.device = self._probed.device or DeviceInfo(kind="unknown", name=str(ServerUrl.parse(config.engine.url)))
 
-            self._executor = open_executor(torch_device(config.engine.device), None)
-            self.device = self._executor.device
+    def open_probe(self) -> Probe | None:
+        return self._probed.open_probe()
+
+    def open_engine(self, log_dir: Path) -> OpenAIServer:
+        return OpenAIServer(self._engine, self._model)
+
+    def close(self) -> None:
+        self._probed.close()
+
+
+class ProbedDevice:
+    """This machine's device that a server computes on: probed with threads, or a stream, of our own."""
+
+    def __init__(self, name: Literal["none", "auto", "cpu", "cuda"], probe: ProbeConfig) -> None:
+        self._probe, self._executor = probe, None if name == "none" else _executor(name)
+        self.notes: list[str] = []
+        self.device = None if self._executor is None else self._executor.device
 
     def open_probe(self) -> Probe | None:
         if self._executor is None:
             return None
         from harness.engines.native.machine import open_probe
 
-        return open_probe(self._config.probe, self._executor, lambda line: None)
-
-    def open_engine(self) -> OpenAIServer:
-        return OpenAIServer(self._engine, self._model)
+        return open_probe(self._probe, self._executor, self.notes.append)
 
     def close(self) -> None:
         if self._executor is not None:
             self._executor.close()
+
+
+def _executor(name: str) -> Executor:
+    from harness.engines.native.machine import open_executor, torch_device  # torch, for the probe alone
+
+    return open_executor(torch_device(name), None)

@@ -11,6 +11,7 @@ from harness.specs.run import RunConfig
 _RIGS = {
     "native": "harness.engines.native.rig:NativeRig",
     "openai": "harness.engines.openai_server:OpenAIRig",
+    "vllm-server": "harness.engines.vllm_server:VllmServerRig",
     "scripted": "harness.engines.scripted:ScriptedRig",
     "vllm": "harness.engines.vllm_inproc.rig:VllmRig",
 }

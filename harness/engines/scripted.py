@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import ClassVar
 
 from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
@@ -181,7 +182,7 @@ class ScriptedRig:
     def open_probe(self) -> ScriptedProbe:
         return ScriptedProbe(self._world, self._model.spec.dtype)
 
-    def open_engine(self) -> ScriptedDecoder:
+    def open_engine(self, log_dir: Path | None = None) -> ScriptedDecoder:
         return ScriptedDecoder(self._world, self._model, self._traffic)
 
     def close(self) -> None:

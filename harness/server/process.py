@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import subprocess
@@ -58,8 +59,11 @@ class ServerProcess:
             time.sleep(POLL_S)
         self._ready_at = self._log.stat().st_size
 
-    def check_alive(self) -> None:
-        """UnavailableError with the log's last lines for one that has ended."""
+    def check_alive(self, wait_s: float = 0.0) -> None:
+        """UnavailableError with the log's last lines for one that has ended, or ends within wait_s: a connection is cut
+        before its process is gone."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._keeper.wait(wait_s)
         code = self._keeper.poll()
         if code is not None:
             what = f"the server ended with exit code {code}"

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from harness.specs.base import Count, Frozen, Magnitude, Number, Share
+from harness.specs.client import ClientOptions
 from harness.specs.sweep import Sweep
-from harness.specs.vllm import VllmEngine
+from harness.specs.vllm import VllmEngine, VllmServerEngine
 
 
 class Workload(Frozen):
@@ -104,7 +105,7 @@ class ScriptedEngine(Frozen):
     seed: NonNegativeInt = 0
 
 
-class OpenAIEngine(Frozen):
+class OpenAIEngine(ClientOptions):
     """A server that runs already and speaks OpenAI's API: vLLM, SGLang, llama.cpp, a provider."""
 
     kind: Literal["openai"]
@@ -112,22 +113,11 @@ class OpenAIEngine(Frozen):
     """As far as the version: http://127.0.0.1:8000/v1."""
     served_model: Annotated[str, Field(min_length=1)] | None = None
     """Its name there; null where the server lists only one."""
-    api: Literal["completions", "chat"] = "completions"
-    """chat takes texts alone, and its server puts them into its template."""
-    extensions: Literal["vllm", "none"] = "vllm"
-    """vllm: ignore_eos, min_tokens, return_token_ids and running usage are asked for. Without them a fixed length can't
-    be asked for, and a chunk's tokens are not told."""
-    extra_body: dict[str, JsonValue] = {}
-    """Goes into every request: sampling, chat_template_kwargs, ..."""
     api_key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
     """The environment variable that holds the key; the key itself is written nowhere."""
     device: Literal["none", "auto", "cpu", "cuda"] = "none"
     """This machine's device that the server computes on, whose memory is probed; none: it is another machine, and no
     roof is known."""
-    connect_limit_s: Magnitude = 10.0
-    first_token_limit_s: Magnitude = 600.0
-    token_limit_s: Magnitude = 60.0
-    """Between one token and the next."""
 
 
 class ProbeConfig(Frozen):
@@ -160,7 +150,9 @@ class RunConfig(Frozen):
     """Becomes part of the run folder's name."""
     model: Annotated[str, Field(min_length=1)]
     """A known name (configs/models), a folder with a config.json, or a config.json."""
-    engine: Annotated[NativeEngine | ScriptedEngine | OpenAIEngine | VllmEngine, Field(discriminator="kind")]
+    engine: Annotated[
+        NativeEngine | ScriptedEngine | OpenAIEngine | VllmEngine | VllmServerEngine, Field(discriminator="kind")
+    ]
     workload: Workload
     probe: ProbeConfig = ProbeConfig()
     gate: Gate = Gate()

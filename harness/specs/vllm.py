@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, NonNegativeInt, field_validator, model_validator
 
-from harness.specs.base import Count, Frozen, Number
+from harness.specs.base import Count, Frozen, Magnitude, Number
+from harness.specs.client import ClientOptions
 from harness.specs.environment import SECRET_WORDS
 from harness.specs.tensor import CONFIG_DTYPES
 
@@ -137,3 +138,15 @@ class VllmEngine(VllmOptions):
         if environment.get("VLLM_ENABLE_V1_MULTIPROCESSING", "0") != "0":
             raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING moves the engine out of this process: take vllm-server")
         return environment
+
+
+class VllmServerEngine(VllmOptions, ClientOptions):
+    """vLLM as a server of this machine, which the harness starts, asks and ends."""
+
+    kind: Literal["vllm-server"]
+    python: Annotated[str, Field(min_length=1)] | None = None
+    """The Python that has vLLM; null: the harness's own."""
+    device: Literal["none", "auto", "cpu", "cuda"] = "auto"
+    """Whose memory is probed; none: no roof."""
+    start_limit_s: Magnitude = 1800.0
+    """From its start until it answers: loading, compiling and capturing."""

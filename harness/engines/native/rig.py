@@ -50,7 +50,7 @@ class NativeRig:
     def open_probe(self) -> Probe | None:
         return open_probe(self._config.probe, self.executor, self._probe_notes.append)
 
-    def open_engine(self, variant: NativeEngine | None = None) -> NativeDecoding:
+    def open_engine(self, log_dir: Path | None = None, variant: NativeEngine | None = None) -> NativeDecoding:
         """variant: another way to do the same work; engines of one rig share their weights."""
         engine, model, dtype = variant or self._engine_config, self._model, self._dtype
         max_context, batch = self._max_context(), self._config.largest_batch

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -16,6 +14,7 @@ from harness.devices.cpu import physical_cores
 from harness.engines.base import Engine
 from harness.engines.text import load_tokenizer, longest_prompt
 from harness.engines.vllm_inproc.variables import Variables, bound_cores
+from harness.engines.vllm_setup import model_folder
 from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -41,7 +40,7 @@ class VllmRig:
                 "vLLM is not installed here", "take its container, or `make install-vllm` and .venv-vllm/bin/harness"
             )
         self._config, self._engine, self._model, self._notes = config, config.engine, model, list[str]()
-        self._folder, self._temporary = _model_folder(model, config.engine)
+        self._folder, self._temporary = model_folder(model, config.engine)
         self._variables = Variables(config.engine)
         try:
             # From here on torch and vLLM are imported, and read the variables.
@@ -61,7 +60,7 @@ class VllmRig:
 
         return open_probe(self._config.probe, self._executor, self._notes.append)
 
-    def open_engine(self) -> Engine:
+    def open_engine(self, log_dir: Path | None = None) -> Engine:
         from harness.engines.vllm_inproc.engine import VllmDecoding
 
         tokenizer = load_tokenizer(self._folder)
@@ -99,20 +98,6 @@ class VllmRig:
         self._variables.restore()
         if self._temporary is not None:
             self._temporary.cleanup()
-
-
-def _model_folder(model: ResolvedModel, engine: VllmEngine) -> tuple[Path, TemporaryDirectory[str] | None]:
-    """The folder that vLLM shall load; a temporary one where config.json has another name. Checks for weights."""
-    if model.folder is None and engine.load_format != "dummy":
-        raise ConfigError(
-            f"no weights of {model.name} lie here", "give the checkpoint's folder, or set engine.load_format: dummy"
-        )
-    file = model.config_file
-    if model.folder is not None or file is None or file.name == "config.json":
-        return (model.folder or Path(model.name)) if file is None else file.parent, None
-    temporary = TemporaryDirectory(prefix="harness-model-")
-    shutil.copy(file, Path(temporary.name) / "config.json")
-    return Path(temporary.name), temporary
 
 
 def _vllm_device() -> Any:

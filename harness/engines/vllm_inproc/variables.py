@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 
 from harness.devices.cpu import physical_cores
+from harness.engines.vllm_setup import NO_BINDING, our_variables
 from harness.errors import ConfigError
 from harness.specs.vllm import VllmEngine
-
-NO_BINDING = "nobind"
 
 
 class Variables:
@@ -17,7 +15,11 @@ class Variables:
 
     def __init__(self, engine: VllmEngine) -> None:
         self._before = dict(os.environ)
-        for name, value in _ours(engine.world_size).items():
+        quiet = {
+            "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout holds results alone
+            "VLLM_LOGGING_LEVEL": "ERROR",  # what it settled on is in the record
+        }
+        for name, value in (our_variables(engine.world_size) | quiet).items():
             os.environ.setdefault(name, value)
         os.environ.update(engine.environment)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when we say so
@@ -26,27 +28,6 @@ class Variables:
         for name in set(os.environ) - set(self._before):
             del os.environ[name]
         os.environ.update(self._before)
-
-
-def _ours(num_workers: int) -> Mapping[str, str]:
-    """What the harness chooses where neither the run's configuration nor the shell does."""
-    return {
-        "VLLM_CPU_OMP_THREADS_BIND": _all_cores(num_workers),
-        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # by default it keeps a core for a scheduler that here works in between
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout holds results alone
-        "VLLM_LOGGING_LEVEL": "ERROR",  # what it settled on is in the record
-        "VLLM_NO_USAGE_STATS": "1",  # a measurement calls nobody
-    }
-
-
-def _all_cores(num_workers: int) -> str:
-    """Every physical core, dealt out to the workers in vLLM's words: 0,1|2,3."""
-    cores = physical_cores()
-    each = len(cores) // num_workers
-    if each == 0:
-        return NO_BINDING
-    shares = (cores[worker * each : (worker + 1) * each] for worker in range(num_workers))
-    return "|".join(",".join(map(str, share)) for share in shares)
 
 
 def bound_cores() -> list[int] | None:

@@ -1,0 +1,161 @@
+"""vLLM as a server of this machine: started before the run's first request, watched during it, ended behind it."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from harness.client.connection import Exchange
+from harness.client.requests import Client
+from harness.engines.openai_server import OpenAIServer, ProbedDevice
+from harness.engines.vllm_setup import model_folder, our_variables
+from harness.errors import ConfigError, RequestFailed, UnavailableError
+from harness.models import ResolvedModel
+from harness.probe.base import Probe
+from harness.server.process import ServerProcess, free_port
+from harness.specs.client import ClientOptions
+from harness.specs.device import DeviceInfo
+from harness.specs.engine import EngineReport
+from harness.specs.request import Chunk
+from harness.specs.run import OpenAIEngine, RunConfig
+from harness.specs.vllm import VllmServerEngine
+
+LOG = "server.log"
+DYING_S = 2.0
+MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command of some builds can't find its own version
+_KEPT = {
+    "model_config": ("dtype", "quantization", "max_model_len", "enforce_eager", "seed"),
+    "cache_config": ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "mamba_ssm_cache_dtype"),
+    "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling"),
+    "parallel_config": ("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size"),
+    "compilation_config": ("mode", "backend", "cudagraph_mode"),
+    "load_config": ("load_format",),
+}
+SETTINGS = tuple((part, key) for part, keys in _KEPT.items() for key in keys)
+"""What the record keeps of vLLM's resolved configuration, by its own names."""
+_NAMES = {"mode": "compilation_mode", "backend": "compilation_backend"}
+"""But for those that say nothing alone."""
+
+
+class VllmServer(OpenAIServer):
+    """The server's answers, and its life."""
+
+    def __init__(
+        self, process: ServerProcess, config: OpenAIEngine, model: ResolvedModel, dtype: str, load_s: float
+    ) -> None:
+        self._process, self._dtype, self._load_s = process, dtype, load_s
+        super().__init__(config, model)
+
+    def _chunks(self, exchange: Exchange) -> Iterator[Chunk]:
+        """A server that died says why in its log."""
+        try:
+            yield from super()._chunks(exchange)
+        except RequestFailed as fault:
+            try:
+                self._process.check_alive(DYING_S)
+            except UnavailableError as dead:
+                raise RequestFailed(f"{fault.what}; {dead.what}", dead.mend) from None
+            raise
+
+    def _resolve(self) -> dict[str, str | int | float | bool | None]:
+        """As the server itself tells it (/server_info, which VLLM_SERVER_DEV_MODE opens)."""
+        found = super()._resolve()
+        with suppress(RequestFailed):
+            config = self._client.ask("/server_info?config_format=json", at_root=True).get("vllm_config", {})
+            found |= {_NAMES.get(key, key): _plain(config.get(part, {}).get(key)) for part, key in SETTINGS}
+        return found
+
+    def report(self) -> EngineReport:
+        compiled = self._process.compilations_since_ready()
+        notes = [f"compiled after it was ready: {line}" for line in compiled[:5]]
+        notes += [f"and {len(compiled) - 5} more such lines in {LOG}"] * (len(compiled) > 5)
+        return super().report().model_copy(
+            update={"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes)}
+        )  # fmt: skip
+
+    def close(self) -> None:
+        super().close()
+        self._process.stop()
+
+
+class VllmServerRig:
+    """The server's machine is this one."""
+
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
+        if not isinstance(config.engine, VllmServerEngine):
+            raise ConfigError(f"engine.kind is {config.engine.kind!r}", "the server's rig takes `vllm-server`")
+        self._engine, self._model = config.engine, model
+        self._folder, self._temporary = model_folder(model, config.engine)
+        self._probed = ProbedDevice(config.engine.device, config.probe)
+        self.device = self._probed.device or DeviceInfo(kind="unknown", name="vllm-server")
+
+    def open_probe(self) -> Probe | None:
+        return self._probed.open_probe()
+
+    def open_engine(self, log_dir: Path) -> VllmServer:
+        """Ready: it answers, under a name that no other server has, and the port is held by a process of ours."""
+        port, name = free_port(), f"harness-{secrets.token_hex(4)}"
+        own = self._engine.model_dump(include=set(ClientOptions.model_fields))
+        asked = OpenAIEngine(kind="openai", url=f"http://127.0.0.1:{port}/v1", served_model=name, **own)
+        started_s = time.monotonic()
+        process = ServerProcess(self._command(port, name), self._variables(), log_dir / LOG)
+        try:
+            process.wait_until_ready(lambda: _is_ready(Client(asked)), self._engine.start_limit_s)
+            if not process.owns_port(port):
+                raise UnavailableError(f"another process answers on port {port}", "run again: it took the port first")
+            dtype = self._engine.held_dtype(self._model.spec.dtype)
+            return VllmServer(process, asked, self._model, dtype, time.monotonic() - started_s)
+        except BaseException:
+            process.stop()
+            raise
+
+    def _command(self, port: int, name: str) -> list[str]:
+        given: dict[str, JsonValue] = {"model": str(self._folder), "host": "127.0.0.1", "port": port}
+        given["served_model_name"] = name
+        if not (self._folder / "tokenizer.json").is_file():
+            given["skip_tokenizer_init"] = True  # prompts and answers are ids then
+        arguments = given | self._engine.arguments(self._model.spec.dtype)
+        return [self._engine.python or sys.executable, "-m", MODULE, *command_line(arguments)]
+
+    def _variables(self) -> dict[str, str]:
+        ours = our_variables(self._engine.world_size) | {"VLLM_SERVER_DEV_MODE": "1"}
+        return ours | dict(os.environ) | self._engine.environment
+
+    def close(self) -> None:
+        self._probed.close()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+
+def command_line(arguments: dict[str, JsonValue]) -> list[str]:
+    """EngineArgs' names and values as vLLM's command takes them."""
+    words: list[str] = []
+    for name, value in arguments.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
+
+
+def _is_ready(client: Client) -> bool:
+    try:
+        client.check_health()
+    except RequestFailed:
+        return False
+    return True
+
+
+def _plain(value: Any) -> str | int | float | bool | None:
+    """torch.bfloat16 -> bfloat16."""
+    return value if isinstance(value, bool | int | float) or value is None else str(value).removeprefix("torch.")

@@ -171,6 +171,9 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     if config.sweep is None:
         run.say("instrumented pass: where a step's time goes")
         run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
+    if config.profile is not None:
+        run.say("traces of a prompt's chunk and of decode steps")
+        engine.trace(requests[-1], config.profile.decode_steps, run.folder.path)
 
 
 def check_any_finished(events: Iterable[Event]) -> None:

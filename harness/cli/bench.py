@@ -25,6 +25,9 @@ def bench(
         str | None,
         typer.Option("--sweep", help="Several values in one run: input_tokens=64,512,2048, context=..., batch=1..64."),
     ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Also take traces of a prompt's chunk and of a few decode steps.")
+    ] = False,
     set_: SetOption = None,
     runs_dir: RunsDirOption = None,
     format: FormatOption = Format.table,
@@ -38,8 +41,11 @@ def bench(
     from harness.specs.sweep import as_override, parse_sweep
 
     overrides = [*(set_ or ()), *([as_override(parse_sweep(sweep))] if sweep else [])]
+    overrides += ["profile={}"] if profile else []
     run = load_yaml_model(config, RunConfig, overrides)
     folder, record, text = run_bench(run, resolve_runs_dir(runs_dir), tell)
+    if record.config.profile is not None:
+        record = complete_by_trace(folder, record, format)
     if format is Format.table and text:
         typer.echo(f"--- what the model wrote (repeat 1) ---\n{text.strip()}\n---")
     show_figures(record, {**figures_row(record), "record": str(folder)}, format, [], folder)
@@ -47,6 +53,19 @@ def bench(
         check_gate(run.gate, record.analysis)
     if not is_answer(record):
         raise typer.Exit(MeasurementError.exit_code)
+
+
+def complete_by_trace(folder: Path, record: "RunRecord", format: Format) -> "RunRecord":
+    """The run with what its decode's trace says of gaps and cause; the trace's own tables for people."""
+    from harness.cli.profile import show_profile
+    from harness.engines.base import DECODE_TRACE
+    from harness.profile import profile_trace
+
+    found = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True)
+    if format is Format.table:
+        show_profile(found, format)
+        typer.echo("")
+    return found.record or record
 
 
 def is_answer(record: "RunRecord") -> bool:

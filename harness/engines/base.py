@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+from harness.errors import UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.specs.device import DeviceInfo
@@ -20,6 +21,7 @@ from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.run import RunConfig
 
+DECODE_TRACE, PREFILL_TRACE = "trace-decode.json.gz", "trace-prefill.json.gz"
 EXPLAIN_STEPS = 16
 """Decode steps of the instrumented pass."""
 KERNEL_READ_TRIALS = 15
@@ -81,6 +83,13 @@ class Engine(Protocol):
 
     def explain(self, request: Request, num_steps: int) -> Evidence:
         """Where a decode step's time goes, from a separate, instrumented pass; what is not known is null."""
+
+    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
+        """Leaves torch profiler's traces of a prompt's first chunk (PREFILL_TRACE) and of so many decode steps behind
+        the prompt (DECODE_TRACE) in the folder. UnavailableError for an engine that can take none."""
+        raise UnavailableError(
+            "this engine takes no trace", "profile the server itself, and read what it leaves: harness profile TRACE"
+        )
 
     def report(self) -> EngineReport:
         """What RAN: backend per layer and shape, bytes it reads, memory, preparation time."""

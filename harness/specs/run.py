@@ -134,6 +134,12 @@ class ProbeConfig(Frozen):
     contains that time. Null: never."""
 
 
+class Profile(Frozen):
+    """A trace of a prompt's first chunk and of a few decode steps, taken behind the repeats: in no figure's time."""
+
+    decode_steps: Count = 8
+
+
 class Gate(Frozen):
     """What the run must reach; a miss ends with exit code 1."""
 
@@ -156,6 +162,8 @@ class RunConfig(Frozen):
     workload: Workload
     probe: ProbeConfig = ProbeConfig()
     gate: Gate = Gate()
+    profile: Profile | None = None
+    """Null: no trace is taken."""
     sweep: Sweep | None = None
     """Several values of one thing in one run; null: the workload as it is."""
 
@@ -163,6 +171,8 @@ class RunConfig(Frozen):
     def _sweeps_over_token_ids(self) -> "RunConfig":
         if self.sweep is not None and self.workload.input_tokens is None:
             raise ValueError("a sweep needs workload.input_tokens: texts have the length they have")
+        if self.sweep is not None and self.profile is not None:
+            raise ValueError("a sweep takes no trace: it would be of one value of many")
         if self.sweep is not None and self.gate != Gate():
             raise ValueError("a sweep has no gate: its figures are of several workloads")
         return self

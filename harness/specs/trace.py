@@ -6,6 +6,11 @@ Plain tuples: a trace has millions of them. Times are seconds from the trace's f
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+OWN_LAUNCH = "harness::"
+"""Begins the mark of a launch of ours on a CPU, where profilers see none that torch did not make; its kind and role
+follow."""
+DECODE_MARK = "decode_step"
+"""The mark around each decode step."""
 CallKind = Literal["synchronize", "memcpy", "launch", "other"]
 
 

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.specs.trace import Mark, Trace, Work
+from harness.specs.trace import DECODE_MARK, Mark, Trace, Work
 from harness.timeline.intervals import Interval
 
-DECODE_MARK = "decode_step"
 _VLLM = re.compile(r"execute_context_(\d+)\(\d+\)_generation_\d+\(\d+\)")
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
 

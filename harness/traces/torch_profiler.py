@@ -1,16 +1,18 @@
 """torch.profiler's Chrome JSON: CUDA, ROCm, and a CPU alone.
 
-A trace of a CPU alone has operations (`cpu_op`) that stand within each other: each counts its own time only. With a GPU
+A trace of a CPU alone has operations (`cpu_op`, and marked launches of ours) that stand within each other: each counts
+its own time only, but what torch does within a launch of ours is that launch's. With a GPU
 an operation is what the host did, and no work of the device. ROCm 6.2's kernels have no grid and its copies no bytes:
 those stand at the runtime's call, as a string.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from harness.specs.trace import Call, Mark, Trace, Work
+from harness.specs.trace import OWN_LAUNCH, Call, Mark, Trace, Work
 from harness.timeline.intervals import own_times
 from harness.traces.chrome import Span, call_kind, spans
 
@@ -37,10 +39,24 @@ def read_torch(path: Path, data: dict[str, Any]) -> Trace:
     sizes = {s.integer("correlation"): s.integer("size") for category in _CALLS for s in by_category[category]}
     work = tuple(_kernel(span, origin_us, sizes) for category in _WORK for span in by_category[category])
     names = tuple(str(gpu.get("name")) for gpu in data.get("deviceProperties") or () if isinstance(gpu, dict))
+    marked = (span for span in by_category["user_annotation"] if span.name.startswith(OWN_LAUNCH))
+    launches = sorted(marked, key=lambda span: span.ts_us)
     if not work and not calls and not names:
-        work = _operations(by_category["cpu_op"], origin_us)
-    marks = (_mark(span, origin_us) for category in _MARKS for span in by_category[category])
+        outside = [op for op in by_category["cpu_op"] if not _is_within(op, launches)]
+        work = _operations([*outside, *launches], origin_us)
+    marks = (
+        _mark(span, origin_us)
+        for category in _MARKS
+        for span in by_category[category]
+        if not span.name.startswith(OWN_LAUNCH)
+    )
     return Trace(FORMAT, work, calls, tuple(marks), device_names=tuple(dict.fromkeys(names)))
+
+
+def _is_within(op: Span, launches: Sequence[Span]) -> bool:
+    """Of the launches of a thread, which stand one behind another: torch's work for one of them is that launch's."""
+    index = bisect_right(launches, op.ts_us, key=lambda launch: launch.ts_us) - 1
+    return index >= 0 and launches[index].tid == op.tid and op.ts_us < launches[index].ts_us + launches[index].dur_us
 
 
 def _times(span: Span, origin_us: float) -> tuple[float, float]:

@@ -222,3 +222,20 @@ def test_real_files_of_hipprof() -> None:
     trace = read_trace(sample("hipprof/trace.json"))
     assert [w.kind for w in trace.work].count("memset") == 3
     assert [w.duration_s for w in trace.work if w.kind == "kernel"] == [pytest.approx(20.799e-6)]
+
+
+def test_launches_of_ours_are_work_with_all_that_torch_does_in_them(tmp_path: Path) -> None:
+    """Marks of another thread hold nothing of this one's."""
+    launches = [
+        mark("harness::linear::qkv", 10.0, 20.0, on_device=False),
+        mark("harness::sampling::argmax", 50.0, 5.0, on_device=False),
+        mark("decode_step", 0.0, 100.0, on_device=False),
+    ]
+    events = [*launches, op("aten::mm", 12.0, 15.0), op("aten::add", 40.0, 5.0)]
+    for event in events:
+        event["tid"] = 7
+    trace = read_trace(save(tmp_path / "t.json", torch_trace(events)))
+    assert sorted((work.name, round(work.own_s * 1e6, 3)) for work in trace.work) == [
+        ("aten::add", 5.0), ("harness::linear::qkv", 20.0), ("harness::sampling::argmax", 5.0),
+    ]  # fmt: skip
+    assert [found.name for found in trace.marks] == ["decode_step"]

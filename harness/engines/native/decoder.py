@@ -13,7 +13,7 @@ more rows, and so is a batch: rows of requests that go on together.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
@@ -59,6 +59,7 @@ class Decoder:
         ]
         self._final_norm = w.norm(source, final_norm_name(spec))
         self._head = Linear(self._embedding, None) if source.tied else source.linear(spec.lm_head)
+        self.prefill_chunk = prefill_chunk
         self._prompt = torch.zeros(prefill_chunk, dtype=torch.int64, device=w.device)
         self.token = torch.zeros(w.batch, dtype=torch.int64, device=w.device)
         """int64 [batch]: what the last step chose for each request, and what the next one takes in."""
@@ -88,16 +89,16 @@ class Decoder:
             self._prompt_steps[num_tokens, request] = Step(launches)
         return self._prompt_steps[num_tokens, request]
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> None:
+    def prefill(self, prompts: Sequence[Sequence[int]], run: Callable[[Step], None] = Step.run) -> None:
         """Take in a prompt a request, all of one length, from empty caches and chunk by chunk; the first output token
-        of each is chosen at the end."""
+        of each is chosen at the end. run: how a chunk's launches are made."""
         for request, ids in enumerate(prompts):
             self.context.zero_()
             for layer in self._layers:
                 layer.mixer.reset(request)
             for chunk in torch.split(torch.tensor(ids, dtype=torch.int64), len(self._prompt)):
                 self._prompt[: len(chunk)].copy_(chunk)
-                self._prompt_step(len(chunk), request).run()
+                run(self._prompt_step(len(chunk), request))
 
     def pretend(self, batch: int, num_positions: int) -> None:
         """As if the first `batch` requests had taken in so many positions: caches and states hold random values."""

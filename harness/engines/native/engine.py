@@ -7,14 +7,17 @@ import gc
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
+from torch.profiler import record_function
 
 from harness.backends.base import Executor, Launch
-from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, DECODE_TRACE, PREFILL_TRACE, Engine, side_by_side
 from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
+from harness.engines.native.tracing import run_marked, traced
 from harness.engines.native.verify import check_linears
 from harness.engines.text import TextStream, request_ids
 from harness.errors import ConfigError
@@ -23,6 +26,7 @@ from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
+from harness.specs.trace import DECODE_MARK
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -183,12 +187,8 @@ class NativeDecoding(Engine):
         launches = self._decoder.decode_step(len(prompts)).launches
         spent_s: dict[str, float] = defaultdict(float)
         clock = time.perf_counter
-        # In the middle of the answer: what the cache costs a step is then what it cost the run on average.
-        room = self._decoder.workspace.max_context - num_steps
-        context = min(len(prompts[0]) + request.max_output_tokens // 2, room)
         with self._undisturbed():
-            self._take_in(prompts, request.skip_prompt)
-            self._decoder.context.fill_(context)
+            context = self._go_to_the_middle(prompts, request, num_steps)
             began = clock()
             for _ in range(num_steps):
                 for bound in launches:
@@ -212,6 +212,30 @@ class NativeDecoding(Engine):
             outside_kernels_s=max(0.0, (total_s - sum(spent_s.values())) / num_steps),
             classes=classes,
         )
+
+    def _go_to_the_middle(self, prompts: tuple[tuple[int, ...], ...], request: Request, num_steps: int) -> int:
+        """Of the answer: what the cache costs a step is then what it cost the run on average. Returns the context."""
+        self._take_in(prompts, request.skip_prompt)
+        room = self._decoder.workspace.max_context - num_steps
+        context = min(len(prompts[0]) + request.max_output_tokens // 2, room)
+        self._decoder.context.fill_(context)
+        return context
+
+    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
+        """A step more than asked for: from mark to mark they are whole."""
+        prompts, on_gpu = self._ids(request), self._executor.device.kind != "cpu"
+        self._check_fits(len(prompts), len(prompts[0]) + num_steps + 1)
+        step, graph = self._decoder.decode_step(len(prompts)), self._decode_launch(len(prompts))
+        chunk = [ids[: self._decoder.prefill_chunk] for ids in prompts[:1]]
+        with self._undisturbed():
+            with traced(folder / PREFILL_TRACE, on_gpu), record_function("prefill"):
+                self._decoder.prefill(chunk, Step.run if on_gpu else run_marked)
+            self._go_to_the_middle(prompts, request, num_steps + 1)
+            with traced(folder / DECODE_TRACE, on_gpu):
+                for _ in range(num_steps + 1):
+                    with record_function(DECODE_MARK):
+                        graph() if on_gpu else run_marked(step)
+                        self._read_tokens(len(prompts))
 
     def report(self) -> EngineReport:
         pool = self._executor.pool

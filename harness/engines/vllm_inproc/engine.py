@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from torch.profiler import record_function
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import RequestOutputKind
 
-from harness.engines.base import Engine
+from harness.engines.base import DECODE_TRACE, PREFILL_TRACE, Engine
+from harness.engines.native.tracing import traced
 from harness.engines.text import TextStream, request_ids
 from harness.engines.vllm_inproc.resolved import Resolved, resolved_layers, resolved_settings
 from harness.engines.vllm_inproc.threads import bind_openmp_threads, on_core, openmp_runtime
@@ -22,6 +25,7 @@ from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.tensor import CONFIG_DTYPES
+from harness.specs.trace import DECODE_MARK
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -149,6 +153,27 @@ class VllmDecoding(Engine):
     def explain(self, request: Request, num_steps: int) -> Evidence:
         """Nothing: that needs a trace."""
         return Evidence()
+
+    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
+        """The steps behind the prompt. UnavailableError where workers compute: a profiler sees its own process."""
+        if self._resolved["executor"] != "uni":
+            raise UnavailableError(
+                "vLLM's workers are processes of their own, and are not traced from here",
+                "leave executor and the parallel sizes as they are, or profile by vLLM's own profiler_config",
+            )
+        on_gpu = self._resolved["device"] != "cpu"
+        with on_core(self._core):
+            running = self._add(request)
+            try:
+                with traced(folder / PREFILL_TRACE, on_gpu), record_function("prefill"):
+                    while not self._step(running):
+                        pass
+                with traced(folder / DECODE_TRACE, on_gpu):
+                    for _ in range(min(num_steps + 1, request.max_output_tokens - 1)):
+                        with record_function(DECODE_MARK):
+                            self._step(running)
+            finally:
+                self._engine.abort_request([name for name in running if name is not None])
 
     def report(self) -> EngineReport:
         return EngineReport(

@@ -1,0 +1,86 @@
+"""Traces that the native engine takes of itself, and what `harness profile` and `bench --profile` make of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+from native_engines import opened, tiny_config
+
+from harness.bench import run_bench
+from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
+from harness.errors import ConfigError, UnavailableError
+from harness.profile import profile_trace
+from harness.records import load_events
+from harness.specs.event import TraceEvent
+from harness.specs.request import Request
+from harness.specs.run import RunConfig
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+REQUEST = Request(None, ((5, 90, 17, 3, 64),), 12, ignore_eos=True)
+STEPS = 4
+
+
+@pytest.mark.parametrize("route", ["torch", "cpu"])
+@pytest.mark.parametrize("case", ["qwen3", "qwen3.5"])
+def test_every_launch_of_a_step_is_in_its_trace(tmp_path: Path, case: str, route: str) -> None:
+    with opened(tiny_config(tmp_path, case), route) as engine:
+        engine.trace(REQUEST, STEPS, tmp_path)
+        launches = engine._decoder.decode_step().launches
+        said = engine.explain(REQUEST, 2)
+    profile = profile_trace(tmp_path / DECODE_TRACE).profile
+    assert (profile.status, profile.num_steps, profile.steps_source) == ("complete", STEPS, "decode_step")
+    calls = {part.kernel_class: part.num_calls for part in profile.classes}
+    kinds = [bound.kind for bound in launches]
+    own = {"linear", "attention", "linear-attention", "sampling"} & {*kinds}
+    assert {kind: calls[kind] for kind in own} == {kind: kinds.count(kind) for kind in own}
+    assert own <= {*calls} and {part.name for part in said.classes} >= own
+    assert not profile.other_kernels
+
+
+def test_a_prompts_chunk_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    with opened(tiny_config(tmp_path, "qwen3"), "cpu", prefill_chunk=4) as engine:
+        engine.trace(REQUEST, STEPS, tmp_path)
+        launches = engine._decoder._prompt_steps[4, 0].launches
+    profile = profile_trace(tmp_path / PREFILL_TRACE).profile
+    names = {kernel.name for kernel in profile.kernels}
+    assert profile.status == "complete" and profile.num_steps is None and names
+    assert len([bound for bound in launches if bound.kind == "linear"]) > 0
+
+
+def test_a_trace_needs_room_for_its_steps(tmp_path: Path) -> None:
+    with opened(tiny_config(tmp_path, "qwen3"), "cpu") as engine, pytest.raises(ConfigError, match="positions"):
+        engine.trace(REQUEST, 100, tmp_path)
+    assert not list(tmp_path.glob("*.gz"))
+
+
+def config(model: Any, **changes: Any) -> RunConfig:
+    values = {
+        "name": "t", "model": str(model), "engine": {"kind": "native", "device": "cpu", "weights": "synthetic"},
+        "workload": {"input_tokens": 9, "output_tokens": 40, "repeats": 2, "warmup_tokens": 2},
+        "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.001}, "profile": {"decode_steps": STEPS},
+    }  # fmt: skip
+    return RunConfig.model_validate(values | changes)
+
+
+def test_a_run_with_its_trace(tmp_path: Path) -> None:
+    folder, record, _ = run_bench(config(tiny_config(tmp_path, "qwen3")), tmp_path, lambda line: None)
+    assert {DECODE_TRACE, PREFILL_TRACE} <= {path.name for path in folder.iterdir()}
+    assert record.analysis is not None and record.analysis.timeline_gaps_s is None
+    completed = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True).record
+    assert completed is not None and completed.analysis is not None
+    assert completed.analysis.timeline_gaps_s is not None
+    (found,) = [event for event in load_events(folder) if isinstance(event, TraceEvent)]
+    assert found.evidence.num_steps == STEPS
+
+
+def test_an_engine_that_takes_none_says_so(tmp_path: Path) -> None:
+    scripted = config("qwen3-0.6b", engine={"kind": "scripted"})
+    with pytest.raises(UnavailableError, match="takes no trace"):
+        run_bench(scripted, tmp_path, lambda line: None)
+
+
+def test_a_sweep_takes_none() -> None:
+    with pytest.raises(ValueError, match="a sweep takes no trace"):
+        config("qwen3-0.6b", sweep={"over": "batch", "values": (1, 2)})

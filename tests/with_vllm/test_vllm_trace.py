@@ -1,0 +1,26 @@
+"""A trace of vLLM's steps in this process, as `harness profile` reads it."""
+
+from pathlib import Path
+
+import pytest
+from tiny_vllm import opened, vllm_config
+
+from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
+from harness.profile import profile_trace
+from harness.specs.request import Request
+
+pytestmark = pytest.mark.vllm
+REQUEST = Request(None, (tuple(range(2, 11)),), 12, ignore_eos=True)
+STEPS = 4
+
+
+def test_its_steps_are_whole_and_its_products_are_known(tmp_path: Path) -> None:
+    with opened(vllm_config(tmp_path, "qwen3")) as engine:
+        engine.trace(REQUEST, STEPS, tmp_path)
+        again = list(engine.generate(REQUEST))
+    assert sum(len(chunk.token_ids) for chunk in again) == 12  # the traced request is gone
+    profile = profile_trace(tmp_path / DECODE_TRACE).profile
+    assert (profile.status, profile.num_steps) == ("complete", STEPS)
+    calls = {part.kernel_class: part.num_calls for part in profile.classes}
+    assert calls["linear"] >= 4 * 2 + 1 and calls["attention"] >= 2  # of two layers, and the head
+    assert profile_trace(tmp_path / PREFILL_TRACE).profile.status == "complete"

@@ -85,6 +85,28 @@ def test_a_pause_lasts_as_long_as_its_reading() -> None:
     assert (pause.repeat, pause.pause_s, pause.resume_s) == (7, 1.0, 1.5)
 
 
+def test_no_reading_while_threads_of_the_step_still_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting takes the pause's time, not a step's."""
+    engine = Engine([(1.0, (1,)), (1.0, (1,))])
+    order: list[str] = []
+
+    class OrderedProbe(Probe):
+        def read(self, reading_s: float | None = None) -> ProbeReading:
+            order.append("read")
+            return super().read(reading_s)
+
+    def wait() -> None:
+        order.append("wait")
+        engine.now_s += 0.25
+
+    monkeypatch.setattr("harness.measure.wait_for_spinning_threads", wait)
+    probe: Any = OrderedProbe(engine)
+    (pause,) = [e for e in request_events(engine, probe, REQUEST, 7, 2.0, None) if isinstance(e, PauseEvent)]  # type: ignore[arg-type]
+    assert (pause.pause_s, pause.resume_s) == (1.0, 1.75)
+    assert [event.event for event in reading_events(probe, 0, "before")] == ["probe"]
+    assert order == ["wait", "read"] * 2
+
+
 def test_the_books_of_the_cores_are_closed_over_a_pause() -> None:
     engine = Engine([(1.0, (1,)), (1.0, (1,))])
     events = list(request_events(engine, Probe(engine), REQUEST, 3, 2.0, WaitBooks()))  # type: ignore[arg-type]

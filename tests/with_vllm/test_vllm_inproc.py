@@ -8,10 +8,10 @@ import pytest
 from tiny_vllm import VLLM_CASES, VOCAB, opened, run_config, vllm_config
 
 from harness.bench import run_bench
-from harness.engines.base import Request
 from harness.errors import ConfigError, MeasurementError, UnavailableError
 from harness.records import load_events
-from harness.specs.event import ChunkEvent, PauseEvent
+from harness.specs.event import ChunkEvent, PauseEvent, Usage
+from harness.specs.request import Request
 from harness.specs.run import RunConfig
 
 pytestmark = pytest.mark.vllm
@@ -90,22 +90,42 @@ def test_a_request_that_is_left_ends(tmp_path: Path) -> None:
         steps = engine.generate(ask())
         assert next(steps).token_ids == whole[0]
         steps.close()
+        assert not engine._llm.llm_engine.has_unfinished_requests(), "the next one would wait for it"
         assert answer(engine, ask()) == whole
 
 
-def test_a_text_is_the_prompt_that_its_ids_are(tmp_path: Path) -> None:
+def with_tokenizer(model: Path) -> Path:
+    """Words w0 to w130 are tokens 0 to 130."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    model = vllm_config(tmp_path, "qwen3")
     tokenizer = Tokenizer(models.WordLevel({f"w{token}": token for token in range(VOCAB)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.save(str(model / "tokenizer.json"))
+    return model
+
+
+def test_a_text_is_the_prompt_that_its_ids_are(tmp_path: Path) -> None:
     text = Request(" ".join(f"w{token}" for token in PROMPT), None, 24, True)
-    with opened(model) as engine:
+    with opened(with_tokenizer(vllm_config(tmp_path, "qwen3"))) as engine:
         assert engine.num_prompt_tokens(text) == engine.num_prompt_tokens(ask()) == len(PROMPT)
         chunks = list(engine.generate(text))
         assert [chunk.token_ids for chunk in chunks] == answer(engine, ask())
     assert "".join(chunk.text for chunk in chunks).split() == [f"w{chunk.token_ids[0]}" for chunk in chunks]
+    assert {chunk.usage for chunk in chunks[:-1]} == {None}
+    assert chunks[-1].usage == Usage(prompt_tokens=len(PROMPT), output_tokens=24, cached_tokens=0)
+    assert chunks[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("caching", [False, True])
+def test_a_prompt_found_in_the_prefix_cache_makes_the_run_invalid(tmp_path: Path, caching: bool) -> None:
+    config = run_config(
+        with_tokenizer(vllm_config(tmp_path, "qwen3")), enable_prefix_caching=caching, extra_args={"block_size": 32}
+    )
+    config["workload"] |= {"prompts": (" ".join(f"w{token}" for token in range(70)),), "input_tokens": None}
+    _, record, _ = run_bench(RunConfig.model_validate(config), tmp_path, lambda line: None)
+    assert [figures.cached_tokens for figures in record.requests] == ([0, 64] if caching else [0, 0])
+    assert record.analysis is not None
+    assert ("in a cache" in record.analysis.reason) is caching
 
 
 def test_natural_stop_ends_with_the_end_token(tmp_path: Path) -> None:
@@ -136,7 +156,8 @@ def test_a_batch_answers_as_each_prompt_does_alone(tmp_path: Path) -> None:
 @pytest.mark.reference
 @pytest.mark.compiler
 def test_it_decodes_what_the_native_engine_does(tmp_path: Path) -> None:
-    """The same random checkpoint in float32, where neither rounds enough to part the greedy tokens."""
+    """The same random checkpoint in float32, where neither rounds enough to part the greedy tokens; and two workers of
+    vLLM's, in processes of their own, do as well."""
     from native_engines import ROUTES
     from tiny_models import save_tiny
 
@@ -150,10 +171,15 @@ def test_it_decodes_what_the_native_engine_does(tmp_path: Path) -> None:
         expected = answer(rig.open_engine(), ask())
     finally:
         rig.close()
+    assert len(set(expected)) > 3, "a model that repeats itself would agree with too many"
     with opened(model, load_format="auto") as engine:
         assert engine.report().notes == ()
         assert answer(engine, ask()) == expected
-    assert len(set(expected)) > 3, "a model that repeats itself would agree with too many"
+    with opened(model, load_format="auto", tensor_parallel=2) as engine:
+        assert answer(engine, ask()) == expected
+        resolved = engine.report().resolved
+        assert (resolved["executor"], resolved["tensor_parallel_size"]) == ("mp", 2)
+        assert not engine.can_pause, "waiting workers spin on the cores that a probe would need"
 
 
 @pytest.mark.parametrize(

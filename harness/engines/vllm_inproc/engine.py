@@ -21,7 +21,7 @@ from harness.engines.vllm_inproc.threads import bind_openmp_threads, on_core, op
 from harness.errors import ConfigError, MeasurementError, UnavailableError
 from harness.models import ResolvedModel
 from harness.specs.engine import EngineReport, Evidence
-from harness.specs.event import KernelReadEvent
+from harness.specs.event import KernelReadEvent, Usage
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.tensor import CONFIG_DTYPES
@@ -86,14 +86,23 @@ class VllmDecoding(Engine):
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Greedy; without ignore_eos it ends with the first prompt's end token, whose answer is also the text."""
-        text = TextStream(self._tokenizer)
+        text, num_tokens, num_prompt_tokens = TextStream(self._tokenizer), 0, self.num_prompt_tokens(request)
         with on_core(self._core):
             running = self._add(request)
             try:
                 while running[0] is not None:
-                    tokens = self._step(running)
-                    if tokens:
-                        yield Chunk(time.perf_counter(), tokens, text.piece(tokens[0]))
+                    outputs = self._step(running)
+                    time_s = time.perf_counter()
+                    if not outputs:
+                        continue  # a prompt is taken in by chunks
+                    tokens = tuple(token for output in outputs for token in output.outputs[0].token_ids)
+                    num_tokens += len(tokens) // len(running)
+                    cached = sum(output.num_cached_tokens or 0 for output in outputs)
+                    usage = Usage(prompt_tokens=num_prompt_tokens, output_tokens=num_tokens, cached_tokens=cached)
+                    yield Chunk(
+                        time_s, tokens, text.piece(tokens[0]), usage=usage if running[0] is None else None,
+                        finish_reason=outputs[0].outputs[0].finish_reason,
+                    )  # fmt: skip
             finally:
                 self._engine.abort_request([name for name in running if name is not None])
 
@@ -109,10 +118,10 @@ class VllmDecoding(Engine):
         return names
 
     def _sampling(self, request: Request, ends_itself: bool) -> SamplingParams:
-        """No min_tokens: it would forbid the end token, which a fixed length only ignores."""
+        """vLLM reads the end tokens from the model's folder. No min_tokens: it would forbid the end token, which a
+        fixed length only ignores."""
         return SamplingParams(
             temperature=0, max_tokens=request.max_output_tokens, ignore_eos=not ends_itself, detokenize=False,
-            stop_token_ids=list(self._model.spec.eos_token_ids) if ends_itself else None,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
 
@@ -122,19 +131,19 @@ class VllmDecoding(Engine):
         if num_places > limit:
             raise ConfigError(f"a request of {num_places} positions, max_model_len is {limit}", "raise it")
 
-    def _step(self, running: list[str | None]) -> tuple[int, ...]:
-        """A token of each prompt of the batch, in their order; none while a prompt is taken in by chunks."""
-        outputs = {output.request_id: output for output in self._stepped()}
-        tokens = tuple(token for name in running if name in outputs for token in outputs[name].outputs[0].token_ids)
-        if tokens and len(tokens) % len(running):
+    def _step(self, running: list[str | None]) -> list[Any]:
+        """vLLM's outputs for the prompts of the batch, in their order; who has ended leaves `running`."""
+        by_name = {output.request_id: output for output in self._stepped()}
+        outputs = [by_name[name] for name in running if name in by_name]
+        if outputs and len(outputs) != len(running):
             raise MeasurementError(
-                f"a step yielded {len(tokens)} tokens for {len(running)} prompts, which did not start together",
+                f"a step yielded tokens for {len(outputs)} of {len(running)} prompts, which did not start together",
                 "raise engine.max_num_batched_tokens to all their tokens, and max_num_seqs to the batch",
             )
         for place, name in enumerate(running):
-            if name in outputs and outputs[name].finished:
+            if name in by_name and by_name[name].finished:
                 running[place] = None
-        return tokens
+        return outputs
 
     def _stepped(self) -> list[Any]:
         try:

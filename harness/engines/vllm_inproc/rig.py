@@ -35,7 +35,8 @@ class VllmRig:
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
         if not isinstance(config.engine, VllmEngine):
             raise ConfigError(f"engine.kind is {config.engine.kind!r}", "vLLM's rig takes `vllm`")
-        if importlib.util.find_spec("vllm") is None:
+        found = importlib.util.find_spec("vllm")
+        if found is None or found.origin is None:  # a folder of that name on the path is no package
             raise UnavailableError(
                 "vLLM is not installed here", "take its container, or `make install-vllm` and .venv-vllm/bin/harness"
             )
@@ -58,6 +59,9 @@ class VllmRig:
     def open_probe(self) -> Probe | None:
         from harness.engines.native.machine import open_probe
 
+        if self.device.kind != "cpu" and self._engine.world_size > 1:
+            self._notes.append("no roof: several devices share a step, and one's memory alone would be probed")
+            return None
         return open_probe(self._config.probe, self._executor, self._notes.append)
 
     def open_engine(self, log_dir: Path | None = None) -> Engine:
@@ -66,13 +70,13 @@ class VllmRig:
         tokenizer = load_tokenizer(self._folder)
         longest = longest_prompt(self._config, tokenizer)
         started = time.perf_counter()
-        if self.device.kind == "cpu":
-            # Else vLLM leaves one thread to whoever does not work in processes of its own.
-            os.environ.setdefault("OMP_NUM_THREADS", str(len(bound_cores() or physical_cores())))
+        is_here = self.device.kind == "cpu" and self._engine.world_size == 1  # and not in processes of vLLM's
+        cores = bound_cores() if is_here else None
+        if is_here:  # else vLLM leaves this process a single thread
+            os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
         llm = _start({"model": str(self._folder), **self._defaults(longest), **self._arguments()})
         load_s = time.perf_counter() - started
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
-        cores = bound_cores() if self.device.kind == "cpu" else None
         return VllmDecoding(llm, self._model, tokenizer, cores, load_s, (*synthetic, *self._notes))
 
     def _arguments(self) -> dict[str, Any]:

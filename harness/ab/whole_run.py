@@ -98,7 +98,9 @@ def _answer(
         if block == 0:
             say("warm-up")
             for side in sides.values():
-                list(side.engine.generate(warmup_request(work, model, num_prompt, 1, False)))
+                warm_up = warmup_request(work, model, num_prompt, 1, False, side.engine.takes_ids)
+                side.engine.prepare(warm_up)
+                list(side.engine.generate(warm_up))
         say(f"round {block + 1} of {config.max_blocks} at most")
         for name in turn(SIDES, block):
             _request(sides[name], request)
@@ -115,19 +117,22 @@ def _answer(
 
 def _request(side: Answers, request: Request) -> None:
     wait_for_spinning_threads()
-    sent_s = side.engine.clock_s()
+    side.engine.prepare(request)
+    sent_s, chunks = side.engine.clock_s(), side.engine.generate(request)
     times_s: list[float] = []
     tokens: list[int] = []
     logits: Sequence[float] | None = None
-    for chunk in side.engine.generate(request):
+    for chunk in chunks:
+        if not chunk.token_ids:  # a server also says who speaks, and what it took
+            continue
         times_s.append(chunk.time_s)
         if not tokens:
             logits = getattr(side.engine, "last_logits", lambda: None)()
         tokens += chunk.token_ids
-    if len(times_s) < 2:
-        raise MeasurementError(f"an answer has {len(times_s)} tokens", "ask for two or more: workload.output_tokens")
+    if len(tokens) < 2:
+        raise MeasurementError(f"an answer has {len(tokens)} tokens", "ask for two or more: workload.output_tokens")
     side.ttft_s.append(times_s[0] - sent_s)
-    side.tpot_s.append((times_s[-1] - times_s[0]) / (len(times_s) - 1))
+    side.tpot_s.append((times_s[-1] - times_s[0]) / (len(tokens) - 1))
     side.tokens.append(tokens)
     side.logits.append(logits)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scripted_answers import answer, scripted_server
 from tiny_ab import HF
 from typer.testing import CliRunner
 
@@ -46,6 +47,21 @@ def test_equals_show_no_difference(tmp_path: Path) -> None:
     """Whether it explains itself changes nothing of an engine's speed."""
     _, record = run_ab_run(config({"explains": False}), tmp_path, lambda line: None)
     assert {found.shows for found in record.comparisons} == {"no difference shown"}
+
+
+def test_two_servers_answer_the_same_prompts_in_turns(tmp_path: Path) -> None:
+    of = [answer([0.002] * 40)]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    with scripted_server(folders[0], of) as one, scripted_server(folders[1], of) as other:
+        base = SCRIPTED | {"engine": {"kind": "openai", "url": one.url}}
+        asked = config({"url": other.url}, base, min_blocks=3, max_blocks=3)
+        _, record = run_ab_run(asked, tmp_path, lambda line: None)
+        prompts = [[server.told()["body"]["prompt"] for _ in range(4)] for server in (one, other)]
+    assert record.status == "done" and record.difference.key == "engine.url"
+    assert record.agreement is not None and record.agreement.num_same == 3
+    assert prompts[0] == prompts[1] and len({tuple(prompt) for prompt in prompts[0]}) == 4
 
 
 def test_rounds_end_when_the_ratio_is_precise(tmp_path: Path) -> None:
@@ -144,6 +160,7 @@ def test_native_variants_share_their_weights_and_say_the_same(tmp_path: Path, sm
         "prefill-whole prefill-chunked",
         "products-apart products-fused",
         "graph-off graph-on",
+        "prefix-caching-off prefix-caching-on",
     ],
 )
 def test_presets_ask_one_question(pair: str) -> None:

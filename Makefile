@@ -16,7 +16,7 @@ empty :=
 space := $(empty) $(empty)
 EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton fla,$(WITH))))
 
-.PHONY: help install install-vllm model demo test lint types tests bench-truth bench-probe bench-peers bench-backends bench-table clean
+.PHONY: help install install-vllm model demo test lint types tests images bench-truth bench-probe bench-peers bench-backends bench-table clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -76,6 +76,9 @@ bench-backends: install  ## our CPU backends against the roof and the libraries,
 
 bench-table: install  ## whole decodes with a selection table beside what its shapes predict
 	$(BIN)/python benchmarks/table_worth.py
+
+images: install  ## build both Dockerfiles over a stand-in base, as root by buildah, and run the harness inside
+	PYTHON=$(BIN)/python TORCH="$(TORCH)" scripts/image_check.sh
 
 clean:  ## remove the virtual environment and caches
 	rm -rf $(VENV) $(VLLM_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

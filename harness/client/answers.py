@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
+
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 
 from harness.client.connection import error_text
 from harness.client.sse import ServerEvent
@@ -12,9 +13,53 @@ from harness.errors import RequestFailed
 from harness.specs.event import Usage
 from harness.specs.request import Chunk
 
-Api = Literal["completions", "chat"]
 DONE = "[DONE]"
-Json = dict[str, Any]
+
+
+class _Delta(BaseModel):
+    """A chat's part of an answer; reasoning has two names in the field."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _Choice(BaseModel):
+    text: str | None = None
+    delta: _Delta | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def written(self) -> str:
+        """Completions' text, chat's reasoning and content: all of them are tokens that the model made."""
+        delta = self.delta or _Delta()
+        return "".join(filter(None, (self.text, delta.reasoning_content or delta.reasoning, delta.content)))
+
+
+class _PromptDetails(BaseModel):
+    cached_tokens: NonNegativeInt | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: NonNegativeInt = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def kept(self) -> Usage:
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        return Usage(
+            prompt_tokens=self.prompt_tokens or None, output_tokens=self.completion_tokens, cached_tokens=cached
+        )
+
+
+class _Event(BaseModel):
+    """The fields that mean anything here; servers send many more."""
+
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
 
 
 class AnswerReader:
@@ -30,56 +75,35 @@ class AnswerReader:
         if event.data == DONE:
             self.is_done = True
             return
-        body = _object(event.data)
-        choices = body.get("choices") or []
-        choice = choices[0] if choices else {}
-        ids = choice.get("token_ids") or []
-        text, usage = _text(choice), _usage(body)
+        body = _parsed(event.data)
+        choice = body.choices[0] if body.choices else None
+        written, ids = (choice.written, choice.token_ids or []) if choice else ("", [])
         yield Chunk(
-            time_s=event.time_s, token_ids=tuple(ids), text=text,
-            num_tokens=self._num_tokens(ids, text, usage, bool(choices)), has_choice=bool(choices),
-            usage=usage, finish_reason=choice.get("finish_reason"),
+            time_s=event.time_s, token_ids=tuple(ids), text=written,
+            num_tokens=len(ids) if choice is None else self._num_tokens(len(ids), written, body.usage),
+            has_choice=choice is not None, usage=body.usage.kept if body.usage else None,
+            finish_reason=choice.finish_reason if choice else None,
         )  # fmt: skip
 
-    def _num_tokens(self, ids: list[int], text: str, usage: Usage | None, has_choice: bool) -> int | None:
+    def _num_tokens(self, num_ids: int, written: str, usage: _Usage | None) -> int | None:
         """Null where text came and nothing tells how many tokens made it."""
-        if usage is not None and has_choice:  # vLLM's continuous_usage_stats
+        if usage is not None:  # vLLM's continuous_usage_stats
             self._counts_as_it_goes = True
-            new, self._running_total = usage.output_tokens - self._running_total, usage.output_tokens
-            return len(ids) or new
-        if ids or not text:
-            return len(ids)
+            new, self._running_total = usage.completion_tokens - self._running_total, usage.completion_tokens
+            return num_ids or max(0, new)
+        if num_ids or not written:
+            return num_ids
         return 0 if self._counts_as_it_goes else None
 
 
-def _object(data: str) -> Json:
+def _parsed(data: str) -> _Event:
     try:
-        body = json.loads(data)
-    except ValueError:
-        raise RequestFailed(f"an event of the stream is not JSON: {data[:60]!r}") from None
-    if not isinstance(body, dict):
-        raise RequestFailed(f"an event of the stream is no object: {data[:60]!r}")
-    if body.get("error"):
+        body = _Event.model_validate_json(data)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        where = f"{place}: {first['msg']}" if place else first["msg"]
+        raise RequestFailed(f"an event of the stream is no answer: {where}: {data[:60]!r}") from None
+    if body.error:
         raise RequestFailed(f"the server reports an error within the stream: {error_text(data.encode())}")
     return body
-
-
-def _text(choice: Json) -> str:
-    """Completions' text, chat's content or its reasoning: all of them are tokens that the model made."""
-    delta = choice.get("delta") or {}
-    parts = (choice.get("text"), delta.get("reasoning_content") or delta.get("reasoning"), delta.get("content"))
-    return "".join(part for part in parts if isinstance(part, str))
-
-
-def _usage(body: Json) -> Usage | None:
-    usage = body.get("usage")
-    if not usage:
-        return None
-    details = usage.get("prompt_tokens_details") or {}
-    try:
-        return Usage(
-            prompt_tokens=usage.get("prompt_tokens"), output_tokens=usage.get("completion_tokens", 0),
-            cached_tokens=details.get("cached_tokens"),
-        )  # fmt: skip
-    except ValueError:
-        raise RequestFailed(f"the server's usage can't be read: {json.dumps(usage)[:80]}") from None

@@ -121,7 +121,8 @@ class Client:
 def find_served_model(client: Client, wanted: str | None) -> Json:
     """The server's entry for the model. UnavailableError where nobody answers, ConfigError where it has another one."""
     try:
-        listed = [entry for entry in client.ask("/models").get("data") or [] if isinstance(entry, dict)]
+        data = client.ask("/models").get("data")
+        listed = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
     except RequestFailed as fault:
         what = client.without_key(f"the server at {client.url} does not list its models: {fault.what}")
         raise UnavailableError(what, fault.mend) from None

@@ -45,7 +45,7 @@ class OpenAIServer(Engine):
         found = {key: self._entry[key] for key in ("id", "root", "max_model_len", "owned_by") if self._entry.get(key)}
         with suppress(RequestFailed):
             found["version"] = self._client.ask("/version", at_root=True).get("version")
-        return found
+        return {key: value if isinstance(value, int) else str(value) for key, value in found.items()}
 
     def clock_s(self) -> float:
         return clock_s()

@@ -72,11 +72,19 @@ def test_done_is_no_chunk() -> None:
 @pytest.mark.parametrize(
     "body, what",
     [
-        ("{", "not JSON"),
-        ("[1]", "no object"),
+        ("{", "no answer: Invalid JSON"),
+        ("[1]", "no answer: Input should be an object"),
+        ({"choices": ["a"]}, r"no answer: choices\.0: Input should be"),
+        ({"choices": [{"delta": "a"}]}, r"choices\.0\.delta"),
+        ({"choices": [{"text": 5}]}, r"choices\.0\.text"),
+        ({"choices": [{"token_ids": ["x"]}]}, r"choices\.0\.token_ids\.0"),
+        ({"choices": [], "usage": 3}, "no answer: usage"),
         ({"error": {"message": "out of\nmemory", "code": 500}}, "error within the stream: out of memory"),
         ({"error": "busy"}, "error within the stream: busy"),
-        ({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": -1}}, "usage can't be read"),
+        (
+            {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": -1}},
+            r"no answer: usage\.completion_tokens",
+        ),
     ],
 )
 def test_what_is_no_answer(body: dict[str, Any] | str, what: str) -> None:

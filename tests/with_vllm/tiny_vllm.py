@@ -30,7 +30,7 @@ def vllm_config(folder: Path, case: str, **changes: Any) -> Path:
 def run_config(model: Path, batch: int = 1, **engine: Any) -> dict[str, Any]:
     return {
         "name": "t", "model": str(model),
-        "engine": {"kind": "vllm", "load_format": "dummy", "graph": "eager", **engine},
+        "engine": {"kind": "vllm", "load_format": "dummy", "graph": "eager", "kv_cache_bytes": 1 << 26, **engine},
         "workload": {"input_tokens": 9, "output_tokens": 24, "repeats": 2, "warmup_tokens": 2},
         "probe": {"buffer_bytes": 1 << 20, "survey_s": 0.1, "reading_s": 0.001},
         "sweep": {"over": "batch", "values": (1, batch)} if batch > 1 else None,

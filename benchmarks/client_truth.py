@@ -77,6 +77,14 @@ class Errors:
         return [name, *middle_and_tail(self.ttft_s), *middle_and_tail(self.itl_s), worst]
 
 
+BENCH_SERVE = """
+import argparse
+from vllm.benchmarks.serve import add_cli_args, main
+parser = argparse.ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+"""`vllm bench serve` without the command, which some builds can't start: they are not installed under that name."""
 HEADERS = ("client", "TTFT median, ms", "TTFT p99, ms", "ITL median, ms", "ITL p99, ms", "TPOT largest, %")
 
 
@@ -100,13 +108,25 @@ def ours(server: Running, num_requests: int, num_tokens: int) -> tuple[list[Time
     return found, truth
 
 
+def tokenizer(folder: Path) -> str:
+    """A thousand words: the tool draws its prompts from a tokenizer."""
+    words = {f"w{number}": number for number in range(1000)}
+    model = {"type": "WordLevel", "vocab": words, "unk_token": "w0"}
+    whole = {"version": "1.0", "model": model, "pre_tokenizer": {"type": "Whitespace"}, "added_tokens": []}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "w0"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return str(folder)
+
+
 def official(
     python: str, server: Running, num_requests: int, num_tokens: int, folder: Path
 ) -> tuple[list[Times], list[Times]]:
     """(figures, truth) of `vllm bench serve`, on random prompts without a tokenizer's part in their times."""
     command = [
-        python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url",
-        server.url.removesuffix("/v1"), "--endpoint", "/v1/completions", "--model", "m", "--skip-tokenizer-init",
+        python, "-c", BENCH_SERVE, "--backend", "openai", "--base-url",
+        server.url.removesuffix("/v1"), "--endpoint", "/v1/completions", "--model", "m",
+        "--tokenizer", tokenizer(folder),
         "--dataset-name", "random", "--random-input-len", "8", "--random-output-len", str(num_tokens), "--num-prompts",
         str(num_requests), "--max-concurrency", "1", "--num-warmups", "0", "--save-result", "--save-detailed",
         "--result-dir", str(folder), "--result-filename", "result.json", "--disable-tqdm",

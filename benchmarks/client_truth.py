@@ -127,13 +127,14 @@ def official(
         python, "-c", BENCH_SERVE, "--backend", "openai", "--base-url",
         server.url.removesuffix("/v1"), "--endpoint", "/v1/completions", "--model", "m",
         "--tokenizer", tokenizer(folder),
-        "--dataset-name", "random", "--random-input-len", "8", "--random-output-len", str(num_tokens), "--num-prompts",
-        str(num_requests), "--max-concurrency", "1", "--num-warmups", "0", "--save-result", "--save-detailed",
-        "--result-dir", str(folder), "--result-filename", "result.json", "--disable-tqdm",
+        "--dataset-name", "random", "--random-input-len", "8", "--random-output-len", str(num_tokens),
+        "--num-prompts", str(num_requests), "--max-concurrency", "1", "--num-warmups", "0",
+        "--ready-check-timeout-sec", "0", "--save-result", "--save-detailed", "--result-dir", str(folder),
+        "--result-filename", "result.json", "--disable-tqdm",
     ]  # fmt: skip
     subprocess.run(command, check=True, capture_output=True, text=True)
     result = json.loads((folder / "result.json").read_text())
-    asked = [server.told() for _ in range(num_requests + 1)][1:]  # the first is its trial of the endpoint
+    asked = [server.told() for _ in range(num_requests)]
     found = [Times(ttft, tuple(itls)) for ttft, itls in zip(result["ttfts"], result["itls"], strict=True)]
     return found, [truth_of(told, num_tokens) for told in asked]
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import IO, Any
 
 SCRIPT = Path(__file__).with_name("scripted_server.py")
 Piece = tuple[float, str]
+LIMIT_S = 60.0
 
 
 def event(body: dict[str, Any] | str) -> str:
@@ -44,10 +46,10 @@ def answer(times_s: Sequence[float], prompt: int = 8) -> dict[str, Any]:
 
 @dataclass
 class Running:
-    """A scripted server."""
+    """A scripted server. What it says goes to a file: a pipe that nobody reads would make it wait."""
 
-    port: int
-    out: IO[str]
+    said: IO[str]
+    port: int = 0
 
     @property
     def url(self) -> str:
@@ -55,19 +57,32 @@ class Running:
 
     def told(self) -> dict[str, Any]:
         """What it wrote of its next completion."""
-        return dict(json.loads(self.out.readline()))
+        return dict(json.loads(self.line()))
+
+    def line(self) -> str:
+        """Its next, when it is whole."""
+        end_s, line = time.monotonic() + LIMIT_S, ""
+        while not line.endswith("\n"):
+            if time.monotonic() > end_s:
+                raise TimeoutError("the scripted server says nothing")
+            line += self.said.readline()
+            if not line:
+                time.sleep(0.002)
+        return line
 
 
 @contextmanager
 def scripted_server(folder: Path, answers: Sequence[dict[str, Any]], **script: Any) -> Iterator[Running]:
     """In a process of its own until the block ends."""
-    path = folder / "script.json"
+    path, said = folder / "script.json", folder / "said.txt"
     path.write_text(json.dumps({"models": ["m"], "answers": list(answers)} | script))
-    process = subprocess.Popen([sys.executable, str(SCRIPT), str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    with said.open("w") as out:
+        process = subprocess.Popen([sys.executable, str(SCRIPT), str(path)], stdout=out)
     try:
-        yield Running(int(process.stdout.readline()), process.stdout)
+        with said.open() as reading:
+            server = Running(reading)
+            server.port = int(server.line())
+            yield server
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from harness.backends.base import Executor, Launch, Support
@@ -89,9 +89,30 @@ def bind_gpu_kernel(
     return launch
 
 
+class KernelLaunch(functools.partial[None]):
+    """A launch of a CPU kernel, and the cheapest call that Python has. Who can't keep its buffers where they were bound
+    moves them: 0.1 us, where binding anew takes 8."""
+
+    def mover(self, x: Tensor, out: Tensor) -> Callable[[int, int], None]:
+        """Launches on other buffers of the shapes and strides of these two, which it was bound with: (address of what
+        stands for x, of what stands for out). They must live until it returns."""
+        slots = self.args[0]
+        at_x, at_out = (_place(slots.arguments, tensor) for tensor in (x, out))
+
+        def launch(x_address: int, out_address: int) -> None:
+            slots[at_x], slots[at_out] = x_address, out_address
+            self()
+
+        return launch
+
+
+def _place(arguments: tuple[Tensor | int | float | None, ...], tensor: Tensor) -> int:
+    return next(place for place, argument in enumerate(arguments) if argument is tensor)
+
+
 def bind_kernel(
     library: ctypes.CDLL, name: str, arguments: Iterable[Tensor | int | float | None], executor: Executor
-) -> Launch:
+) -> KernelLaunch:
     """A launch of the kernel `name` on the executor's pool.
 
     arguments are the kernel's, in its order and without the pool, which comes last: a tensor stands for its
@@ -102,7 +123,7 @@ def bind_kernel(
     slots = _slots((*arguments, None if executor.pool is None else executor.pool.handle))
     function = getattr(library, name)
     function.restype = None
-    return functools.partial(function, slots)
+    return KernelLaunch(function, slots)
 
 
 def _slots(arguments: tuple[Tensor | int | float | None, ...]) -> ctypes.Array[ctypes.c_uint64]:

@@ -76,7 +76,7 @@ def test_layers_of_different_widths_share_scratch(dtype, cpu_pool, monkeypatch):
     """A layer's own would be larger than a narrow weight: an A/B, which binds thousands, would take it for a copy. A
     wider layer must not take it from under one that was bound before."""
     made, backend = [], linear_backends.get("cpu-gemv")(Executor(CPU, cpu_pool))
-    monkeypatch.setattr(torch, "empty", lambda *size, new=torch.empty: made.append(size) or new(*size))
+    monkeypatch.setattr(torch, "empty", lambda *size, new=torch.empty, **how: made.append(size) or new(*size, **how))
     layers = []
     for k in (64, 200, 64, 32, 200):
         problem = LinearProblem(m=3, n=12, k=k, dtype=dtype)
@@ -88,6 +88,40 @@ def test_layers_of_different_widths_share_scratch(dtype, cpu_pool, monkeypatch):
         out.fill_(torch.nan)
         launch()
         assert_product(out, x, weight, None)
+
+
+@pytest.mark.parametrize("name, m", [("cpu-gemv", 3), ("torch-widened", 9)])
+def test_scratch_is_fp32_whatever_the_default_is(name, m, monkeypatch):
+    """vLLM builds models under bf16 as the default: half the memory that the kernel writes to."""
+    made = []
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, new=torch.empty, **how: made.append(new(*size, **how)) or made[-1]
+    )
+    problem = LinearProblem(m=m, n=24, k=64, dtype="BF16")
+    x, weight, _ = tensors(problem)
+    out = torch.full((m, 24), torch.nan, dtype=torch.bfloat16)
+    backend = linear_backends.get(name)(Executor(CPU))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        backend.bind(x, backend.prepare(weight, None, problem), out)()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {tensor.dtype for tensor in made} == {torch.float32}
+    assert_product(out, x, weight, None)
+
+
+def test_a_launch_moves_to_other_buffers(cpu_pool):
+    """The product of what lies there now, written there; the buffers it was bound with keep theirs."""
+    problem = LinearProblem(m=3, n=24, k=64, dtype="BF16")
+    x, weight, _ = tensors(problem)
+    out = torch.full((3, 24), torch.nan, dtype=torch.bfloat16)
+    launch = bound("cpu-gemv", problem, cpu_pool, x, weight, None, out)
+    move = launch.mover(x, out)
+    for scale in (2, 3):
+        elsewhere, there = x * scale, torch.full((3, 24), torch.nan, dtype=torch.bfloat16)
+        move(elsewhere.data_ptr(), there.data_ptr())
+        assert_product(there, elsewhere, weight, None)
+    assert out.isnan().all()
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])

@@ -67,7 +67,7 @@ class CpuDecode(AttentionBackend):
         kv_heads, head_dim = problem.num_kv_heads, problem.head_dim
         group = problem.num_heads // kv_heads
         threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
-        scratch = torch.empty((kv_heads + threads - 1) * group * (whole_lines(head_dim) + 2))
+        scratch = torch.empty((kv_heads + threads - 1) * group * (whole_lines(head_dim) + 2), dtype=torch.float32)
         kernel = f"decode_attention_{KERNEL_DTYPES[problem.dtype]}"
         sizes = (kv_heads, group, head_dim, problem.max_context, *self._streams)
         tensors = (q, k_cache, v_cache, context, out, scratch)

@@ -33,7 +33,7 @@ class CpuGemv(LinearBackend):
         self._executor = executor
         self._streams = streams_or_default(executor.device, num_streams, prefetch_bytes)
         self._library = load_kernel(kernel_source("gemv"))
-        self._scratch = torch.empty(0)
+        self._scratch = torch.empty(0, dtype=torch.float32)
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -49,7 +49,7 @@ class CpuGemv(LinearBackend):
         n, k = packed.weight.shape
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
         if self._scratch.numel() < x.shape[0] * whole_lines(k):
-            self._scratch = torch.empty(x.shape[0] * whole_lines(k))
+            self._scratch = torch.empty(x.shape[0] * whole_lines(k), dtype=torch.float32)
         sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), *self._streams)
         tensors = (x, packed.weight, packed.bias, out, self._scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)

@@ -26,7 +26,7 @@ class TorchWidened(LinearBackend):
 
     def __init__(self, executor: Executor) -> None:
         """Runs on torch's own threads. The block's memory is one for all layers: launches follow one another."""
-        self._block = torch.empty(0)
+        self._block = torch.empty(0, dtype=torch.float32)
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -43,7 +43,7 @@ class TorchWidened(LinearBackend):
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         weight, bias, (n, k) = packed.weight, packed.bias, packed.weight.shape
         if self._block.numel() < BLOCK_ROWS * k:
-            self._block = torch.empty(BLOCK_ROWS * k)
+            self._block = torch.empty(BLOCK_ROWS * k, dtype=torch.float32)
         block = self._block[: BLOCK_ROWS * k].view(BLOCK_ROWS, k)
         parts = [slice(begin, min(begin + BLOCK_ROWS, n)) for begin in range(0, n, BLOCK_ROWS)]
 

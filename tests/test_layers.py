@@ -13,7 +13,8 @@ HEAVY = {"torch", "vllm", "triton", "transformers"}
 HEAVY_LEAVES = (
     "harness.engines.native.", "harness.backends.linear.", "harness.backends.attention.",
     "harness.backends.linear_attention.", "harness.ab.operands.", "harness.engines.vllm_inproc.engine",
-    "harness.engines.vllm_inproc.resolved",
+    "harness.engines.vllm_inproc.resolved", "harness.vllm_plugin.layers", "harness.vllm_plugin.op",
+    "harness.vllm_plugin.session", "harness.vllm_plugin.linear",
 )  # fmt: skip
 LIGHT_ONLY = ("harness.cli.",)
 
@@ -59,7 +60,9 @@ LAYER = {
     "harness.gguf_import": 1,
     "harness.traces": 1,
     "harness.backends": 2,
+    "harness.openmp_pool": 1,
     "harness.probe": 2,
+    "harness.vllm_plugin": 2,
     "harness.engines": 3,
     "harness.measure": 4,
     "harness.workload": 4,

@@ -1,5 +1,6 @@
 """What an engine says of itself: what ran, and where a step's time goes."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -82,3 +83,14 @@ class EngineReport(Frozen):
     prepare_s: NonNegativeFloat | None = None
     """Backends' one-time preparation of the weights."""
     notes: tuple[str, ...] = ()
+
+
+def layer_ranges(numbers: Iterable[int]) -> str:
+    """0-27 for consecutive layers, commas between ranges; `model` for what stands outside the layers."""
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and number == parts[-1][1] + 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join("model" if a < 0 else str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -7,7 +7,7 @@ that can, and the record says so with the reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ from harness.backends.registry import (
 )
 from harness.engines.native.weights import Linear
 from harness.specs.ab import Op
-from harness.specs.engine import OpChoice
+from harness.specs.engine import OpChoice, layer_ranges
 from harness.specs.parts.gated_delta import GatedDelta
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 from harness.specs.run import NativeEngine
@@ -168,7 +168,7 @@ class OpTable:
     def choices(self) -> tuple[OpChoice, ...]:
         """What ran, one row a (phase, role, shape, backend), with its layers as ranges."""
         return tuple(
-            choice.model_copy(update={"layers": ranges(layers), "num_calls": sum(layers.values())})
+            choice.model_copy(update={"layers": layer_ranges(layers), "num_calls": sum(layers.values())})
             for choice, layers in self._chosen.items()
         )
 
@@ -208,14 +208,3 @@ class OpTable:
 
     def _remember(self, row: OpChoice, layer: int, calls: int) -> None:
         self._chosen.setdefault(row, {})[layer] = calls
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """0-27 for consecutive layers, commas between ranges; `model` for what stands outside the layers."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join("model" if a < 0 else str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,46 @@
+"""What the vLLM plugin did in one process: each path that a layer's calls could take, and how often one was taken."""
+
+from pydantic import NonNegativeInt, PositiveInt
+
+from harness.specs.base import Frozen
+from harness.specs.problem import Parameters
+
+STOCK = "vllm"
+"""In the place of a backend's name: vLLM's own path."""
+
+
+class PluginPath(Frozen):
+    """One layer at one number of rows under one variant."""
+
+    layer: str
+    """vLLM's name of the module: model.layers.0.self_attn.qkv_proj."""
+    role: str
+    """As the table names it, else the module's last name."""
+    variant: int
+    """Place of the table in HARNESS_SELECTION; -1: the selection was switched off."""
+    m: PositiveInt | None
+    """Rows; null: more than any that a table lists for this shape."""
+    n: PositiveInt
+    k: PositiveInt
+    backend: str
+    parameters: Parameters = {}
+    contest_legal: bool
+    """The weight that it reads is as it was loaded."""
+    read_bytes: NonNegativeInt | None
+    """What one call reads of the weight; null of vLLM's own path."""
+    reason: str | None = None
+    """Why vLLM's own path runs, where it is not that rows are too many."""
+    num_calls: NonNegativeInt = 0
+    """Counted by the op itself when it ran."""
+
+
+class PluginReport(Frozen):
+    """One process's account."""
+
+    pid: PositiveInt
+    tables: tuple[str, ...]
+    """Fingerprints, in the order of HARNESS_SELECTION."""
+    notes: tuple[str, ...] = ()
+    kept_bytes: NonNegativeInt
+    """Memory beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts."""
+    paths: tuple[PluginPath, ...]

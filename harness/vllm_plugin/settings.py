@@ -1,0 +1,67 @@
+"""What the environment asks of the plugin: every process of a vLLM server inherits it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import ConfigError
+from harness.selection import foreign, load_table
+from harness.specs.device import DeviceInfo
+from harness.specs.selection import SelectionTable
+
+SELECTION, FORCE = "HARNESS_SELECTION", "HARNESS_SELECTION_FORCE"
+CONTEST, REPORT = "HARNESS_CONTEST", "HARNESS_PLUGIN_REPORT"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The plugin's variables, read."""
+
+    tables: tuple[Path, ...]
+    """HARNESS_SELECTION, with os.pathsep between: variants that a run may switch between, the first at first."""
+    force: bool = False
+    """HARNESS_SELECTION_FORCE=1: also tables of another device, type or software."""
+    contest: bool = False
+    """HARNESS_CONTEST=1: weights stay as loaded, and only backends that leave them so are allowed."""
+    report: Path | None = None
+    """HARNESS_PLUGIN_REPORT: a folder for every process's counters and the switch between variants."""
+
+    def load(self) -> tuple[SelectionTable, ...]:
+        """ConfigError for a file that is no table, or was changed."""
+        return tuple(load_table(path) for path in self.tables)
+
+    def check(self, tables: tuple[SelectionTable, ...], device: DeviceInfo, dtype: str) -> tuple[str, ...]:
+        """A note on each table that was measured elsewhere and is forced; ConfigError for one that is not. dtype: the
+        model's."""
+        notes = []
+        for path, table in zip(self.tables, tables, strict=True):
+            differences = foreign(table, device, dtype)
+            if differences and not self.force:
+                raise ConfigError(
+                    f"{path} was measured elsewhere: {'; '.join(differences)}",
+                    f"measure here with `harness ab ... --save`, or set {FORCE}=1",
+                )
+            if differences:
+                notes.append(f"{path} was forced, it is of {'; '.join(differences)}")
+        return tuple(notes)
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings | None:
+    """None where no selection is named; ConfigError for a switch that is neither 0 nor 1."""
+    named = [Path(part) for part in environment.get(SELECTION, "").split(os.pathsep) if part]
+    if not named:
+        return None
+    report = environment.get(REPORT)
+    return Settings(
+        tuple(named), _switch(environment, FORCE), _switch(environment, CONTEST), Path(report) if report else None
+    )
+
+
+def _switch(environment: Mapping[str, str], name: str) -> bool:
+    value = environment.get(name, "0")
+    if value not in ("0", "1"):
+        raise ConfigError(f"{name} is {value!r}", "set it to 1, or leave it out")
+    return value == "1"

@@ -1,0 +1,162 @@
+"""Paths of a layer's calls, without vLLM: what runs at which number of rows, what is counted, what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from harness.backends.base import Executor  # noqa: E402  # behind the skip
+from harness.errors import ConfigError, UnavailableError  # noqa: E402
+from harness.specs.device import DeviceInfo  # noqa: E402
+from harness.specs.problem import LinearProblem  # noqa: E402
+from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
+from harness.vllm_plugin.audit import tensor_hash  # noqa: E402
+from harness.vllm_plugin.linear import Linear  # noqa: E402
+from harness.vllm_plugin.session import Session  # noqa: E402
+from harness.vllm_plugin.settings import Settings  # noqa: E402
+from harness.vllm_plugin.shared import read_reports, switch  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+
+CPU = DeviceInfo(kind="cpu", name="a test's CPU")
+N, K = 24, 64
+
+
+def table(*rows: tuple[str, int], bias: bool = False) -> SelectionTable:
+    """(backend, m) each."""
+    entries = tuple(
+        SelectionEntry(
+            op="linear", role="o", problem=LinearProblem(m=m, n=N, k=K, dtype="F32", bias=bias), backend=backend,
+            contest_legal=backend != "onednn",
+            evidence=Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch"),
+        )
+        for backend, m in rows
+    )  # fmt: skip
+    return SelectionTable(model="m", dtype="F32", device=CPU, versions={}, entries=entries).sealed()
+
+
+def opened(*tables: SelectionTable, **settings: Any) -> Session:
+    files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(tables))
+    return Session(Settings(files, **settings), tables, Executor(CPU))
+
+
+def layer(session: Session, bias: bool = False, padding: int = 0) -> Linear:
+    """One whose own path answers nothing but sevens, added."""
+    weight, added = torch.randn(N + padding, K), torch.randn(N) if bias else None
+    made = Linear(
+        name="model.layers.0.o_proj", weight=weight, bias=added, n=N, packed_by_vllm=False, kept_bytes=0,
+        stock=lambda x, bias: x.new_full((*x.shape[:-1], N + padding), 7.0), largest=session.largest(N, K, "F32"),
+        hashes={"weight": tensor_hash(weight)},
+    )  # fmt: skip
+    session.add(made)
+    return made
+
+
+def counted(session: Session) -> dict[tuple[int, int | None, str], int]:
+    return {(row.variant, row.m, row.backend): row.num_calls for row in session.report().paths if row.num_calls}
+
+
+def exact(x: Any, linear: Linear) -> Any:
+    product = x.double() @ linear.weight[:N].double().T
+    return product if linear.bias is None else product + linear.bias
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("backend", ["cpu-gemv", "torch", "onednn"])
+def test_rows_that_are_listed_run_on_their_backend(backend: str, bias: bool) -> None:
+    session = opened(table((backend, 1), (backend, 4), bias=bias))
+    linear = layer(session, bias)
+    results = []
+    for shape in ((1, K), (4, K), (2, 2, K), (1, 4, K)):
+        x = torch.randn(shape)
+        results.append((session.linear(x, linear.weight, linear.bias), exact(x, linear)))
+        assert results[-1][0].shape == (*shape[:-1], N)
+    for out, expected in results:  # a result stays what it was when later calls have run
+        assert torch.allclose(out.double(), expected, atol=1e-4)
+    assert counted(session) == {(0, 1, backend): 1, (0, 4, backend): 3}
+    x = torch.randn(K, 4).t()  # not contiguous
+    assert torch.allclose(session.linear(x, linear.weight, linear.bias).double(), exact(x, linear), atol=1e-4)
+
+
+def test_other_rows_are_vllms_own_and_say_why() -> None:
+    session = opened(table(("torch-mv", 1), ("torch-mv", 4)))
+    linear = layer(session)
+    for m in (1, 2, 2, 4, 5, 500):
+        out = session.linear(torch.randn(m, K), linear.weight, None)
+        assert bool((out == 7).all()) is (m > 1)
+    assert counted(session) == {(0, 1, "torch-mv"): 1, (0, 2, "vllm"): 2, (0, 4, "vllm"): 1, (0, None, "vllm"): 2}
+    reasons = {row.m: row.reason for row in session.report().paths}
+    assert reasons[1] is None and reasons[None] is None
+    assert reasons[2] == "the table does not list this problem"
+    assert str(reasons[4]).startswith("torch-mv: a matrix-vector product has one row, not 4")
+
+
+def test_a_bias_that_comes_unexpected_is_not_left_out() -> None:
+    session = opened(table(("torch", 1)))
+    linear = layer(session)
+    assert (session.linear(torch.randn(1, K), linear.weight, torch.ones(N)) == 7).all()
+    assert counted(session) == {(0, 1, "vllm"): 1}
+
+
+@pytest.mark.parametrize("backend", ["cpu-gemv", "torch"])
+def test_a_heads_padding_is_zeros(backend: str) -> None:
+    session = opened(table((backend, 1)))
+    linear = layer(session, padding=8)
+    x = torch.randn(1, K)
+    out = session.linear(x, linear.weight, None)
+    assert torch.allclose(out[:, :N].double(), exact(x, linear), atol=1e-4)
+    assert (out[:, N:] == 0).all()
+
+
+def test_variants_are_switched_between_calls(tmp_path: Path) -> None:
+    session = opened(table(("cpu-gemv", 1)), table(("torch", 1)), report=tmp_path)
+    linear = layer(session)
+    x = torch.randn(1, K)
+    for variant, times in ((0, 1), (1, 2), (-1, 3), (0, 4)):
+        switch(tmp_path, variant, 2)
+        for _ in range(times):
+            out = session.linear(x, linear.weight, None)
+        assert bool((out == 7).all()) is (variant == -1)
+    assert counted(session) == {(0, 1, "cpu-gemv"): 5, (1, 1, "torch"): 2, (-1, 1, "vllm"): 3}
+    (found,) = read_reports(tmp_path)
+    assert found == session.report()
+    session.switch(2)
+    with pytest.raises(ConfigError, match="no variant 2"):
+        session.linear(x, linear.weight, None)
+
+
+def test_memory_beside_the_weights_is_told() -> None:
+    legal, packed = opened(table(("torch", 1))), opened(table(("onednn", 1)))
+    layer(legal)
+    layer(packed)
+    assert legal.report().kept_bytes == 0
+    assert packed.report().kept_bytes >= N * K * 4
+
+
+def test_a_contest_takes_no_backend_with_a_layout_of_its_own() -> None:
+    with pytest.raises(ConfigError, match="HARNESS_CONTEST=1, and the selection has onednn"):
+        opened(table(("torch", 1), ("onednn", 4)), contest=True)
+    session = opened(table(("cpu-gemv", 1)), contest=True)
+    linear = layer(session)
+    session.linear(torch.randn(1, K), linear.weight, None)
+    ((before, now),) = session.hashes().values()
+    assert before == now
+    linear.weight[3, 5] += 1e-3
+    ((before, now),) = session.hashes().values()
+    assert before != now
+
+
+def test_a_hash_knows_a_layout() -> None:
+    weight = torch.randn(8, 8)
+    assert tensor_hash(weight) == tensor_hash(weight.clone())
+    assert tensor_hash(weight) != tensor_hash(weight.t().contiguous().t())
+    assert tensor_hash(weight) != tensor_hash(weight.view(torch.int32))
+
+
+def test_an_input_of_another_type_is_refused() -> None:
+    session = opened(table(("cpu-gemv", 1)))
+    linear = layer(session)
+    with pytest.raises(UnavailableError, match=r"o_proj got torch.float64"):
+        session.linear(torch.randn(1, K, dtype=torch.float64), linear.weight, None)

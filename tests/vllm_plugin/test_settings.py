@@ -1,0 +1,143 @@
+"""What the environment asks of the plugin, and what it costs where it asks nothing."""
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import harness.vllm_plugin
+from harness.errors import ConfigError, UnavailableError
+from harness.selection import save_entries
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import LinearProblem
+from harness.specs.selection import Evidence, SelectionEntry
+from harness.vllm_plugin import install
+from harness.vllm_plugin.settings import Settings, read_settings
+
+DEVICE = DeviceInfo(kind="cpu", name="a test's CPU", arch="x86_64")
+ENTRY = SelectionEntry(
+    op="linear", role="o", problem=LinearProblem(m=1, n=8, k=8, dtype="BF16"), backend="torch", contest_legal=True,
+    evidence=Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    save_entries(tmp_path / "t.yaml", [ENTRY], "m", "BF16", DEVICE)
+    return tmp_path / "t.yaml"
+
+
+def test_without_a_selection_nothing_is_loaded() -> None:
+    code = "import sys, json, harness.vllm_plugin as p; p.register(); print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={})
+    loaded = {name for name in json.loads(done.stdout) if name.startswith(("harness", "torch", "vllm", "pydantic"))}
+    assert loaded == {"harness", "harness.vllm_plugin"}
+
+
+def test_vllm_finds_it_by_its_entry_point() -> None:
+    (found,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="llm-decode-harness")
+    assert found.load() is harness.vllm_plugin.register
+
+
+def test_what_the_environment_says() -> None:
+    assert read_settings({}) is None
+    assert read_settings({"HARNESS_SELECTION": "", "HARNESS_CONTEST": "1"}) is None
+    assert read_settings({"HARNESS_SELECTION": "a.yaml"}) == Settings((Path("a.yaml"),))
+    everything = {
+        "HARNESS_SELECTION": "a.yaml:b/c.yaml", "HARNESS_SELECTION_FORCE": "1", "HARNESS_CONTEST": "1",
+        "HARNESS_PLUGIN_REPORT": "r",
+    }  # fmt: skip
+    assert read_settings(everything) == Settings((Path("a.yaml"), Path("b/c.yaml")), True, True, Path("r"))
+
+
+@pytest.mark.parametrize("name", ["HARNESS_CONTEST", "HARNESS_SELECTION_FORCE"])
+def test_a_switch_is_on_or_off(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 'yes'"):
+        read_settings({"HARNESS_SELECTION": "a.yaml", name: "yes"})
+
+
+def test_a_foreign_table_is_refused_unless_forced(table: Path) -> None:
+    settings = Settings((table,))
+    tables = settings.load()
+    assert settings.check(tables, DEVICE, "BF16") == ()
+    elsewhere = DEVICE.model_copy(update={"name": "another"})
+    for device, dtype, what in ((elsewhere, "BF16", "device"), (DEVICE, "F32", "dtype")):
+        with pytest.raises(ConfigError, match=f"{table.name} was measured elsewhere: {what}.*FORCE=1"):
+            settings.check(tables, device, dtype)
+        (note,) = Settings((table,), force=True).check(tables, device, dtype)
+        assert what in note
+
+
+def test_the_start_stops_at_a_file_that_is_no_table(tmp_path: Path, vllm_names: SimpleNamespace) -> None:
+    vllm_names.environment("HARNESS_SELECTION", str(tmp_path / "none.yaml"))
+    with pytest.raises(ConfigError, match=r"none.yaml: No such file"):
+        harness.vllm_plugin.register()
+    assert not vllm_names.replaced
+
+
+def test_registering_twice_replaces_once(table: Path, vllm_names: SimpleNamespace) -> None:
+    vllm_names.environment("HARNESS_SELECTION", str(table))
+    harness.vllm_plugin.register()
+    harness.vllm_plugin.register()
+    assert vllm_names.replaced == [1]
+
+
+def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespace) -> None:
+    install.check_names()
+    vllm_names.environment("HARNESS_SELECTION", str(table))
+    linear = f"{install.LAYERS}.linear"
+    vllm_names.remove(linear, "RowParallelLinear")
+    with pytest.raises(UnavailableError, match=rf"lacks {linear}.RowParallelLinear.register_oot \(the plugin was made"):
+        harness.vllm_plugin.register()
+    vllm_names.remove_module("vllm.config")
+    with pytest.raises(
+        UnavailableError, match=r"lacks vllm.config.get_current_vllm_config_or_none, .*RowParallelLinear"
+    ):
+        install.check_names()
+    assert not vllm_names.replaced
+
+
+def test_every_name_that_is_imported_is_checked() -> None:
+    folder = Path(harness.vllm_plugin.__file__).parent
+    imported = {
+        (node.module, alias.name)
+        for path in folder.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm")
+        for alias in node.names
+    }
+    assert len(imported) > 5
+    assert imported <= {(module, name.partition(".")[0]) for module, names in install.NEEDED.items() for name in names}
+
+
+@pytest.fixture
+def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A vLLM of nothing but the names that are needed, and what replaced its layers."""
+    replaced: list[int] = []
+    for module, names in install.NEEDED.items():
+        stand_in = ModuleType(module)
+        for name in names:
+            first, _, second = name.partition(".")
+            owner = getattr(stand_in, first, SimpleNamespace())
+            setattr(stand_in, first, owner)
+            if second:
+                setattr(owner, second, None)
+        monkeypatch.setitem(sys.modules, module, stand_in)
+    layers = ModuleType("harness.vllm_plugin.layers")
+    layers.replace_layers = lambda: replaced.append(1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, layers.__name__, layers)
+    install._replace_layers.cache_clear()
+
+    def remove_module(name: str) -> None:
+        monkeypatch.setitem(sys.modules, name, None)
+
+    yield SimpleNamespace(
+        replaced=replaced, environment=monkeypatch.setenv, remove_module=remove_module,
+        remove=lambda module, name: monkeypatch.delattr(sys.modules[module], name),
+    )  # fmt: skip
+    install._replace_layers.cache_clear()

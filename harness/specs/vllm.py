@@ -67,6 +67,10 @@ class VllmOptions(Frozen):
     """Size of the cache; overrules the share above. Null: what that leaves; in this process on a CPU, where it isn't
     given either, twice what the workload takes, at least 1 GiB."""
     seed: NonNegativeInt = 0
+    selection: Annotated[str, Field(min_length=1)] | None = None
+    """A table of winners that `harness ab linear --save` wrote, for vLLM's linear layers; several with `:` between are
+    variants, of which the first is taken. On a CPU alone. HARNESS_SELECTION_FORCE=1 in `environment` takes a table of
+    another device or software."""
     extra_args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JsonValue] = {}
     """Further arguments, as vLLM's EngineArgs names them. Not those that a field above sets, and none that changes what
     a step reads, since its bytes would be counted wrongly."""

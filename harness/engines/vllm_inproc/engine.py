@@ -26,6 +26,8 @@ from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.specs.trace import DECODE_MARK
+from harness.vllm_plugin import close_session, open_session
+from harness.vllm_plugin.report import op_choices, summary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -185,18 +187,22 @@ class VllmDecoding(Engine):
                 self._engine.abort_request([name for name in running if name is not None])
 
     def report(self) -> EngineReport:
+        session = open_session()
+        selection = None if session is None else session.report()
         return EngineReport(
             kind="vllm",
             dtype=CONFIG_DTYPES[str(self._resolved["dtype"])],
             num_threads=torch.get_num_threads() if self._is_here else None,
             graph=str(self._resolved["cudagraph_mode"]).startswith("FULL"),
-            resolved=self._resolved,
+            ops=() if selection is None else op_choices(selection),
+            resolved=self._resolved | ({} if selection is None else summary(selection)),
             load_s=self._load_s,
-            notes=self._notes,
+            notes=(*self._notes, *(() if selection is None else selection.notes)),
         )
 
     def close(self) -> None:
         """Ends workers and frees memory, so that another engine can be opened in this process."""
         self._engine.engine_core.shutdown()
         del self._llm, self._engine
+        close_session()
         cleanup_dist_env_and_memory()

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from harness import vllm_plugin
 from harness.devices.cpu import physical_cores
 from harness.engines.base import Engine
 from harness.engines.text import load_tokenizer, longest_prompt
 from harness.engines.vllm_inproc.variables import Variables, bound_cores
 from harness.engines.vllm_setup import model_folder
-from harness.errors import ConfigError, UnavailableError
+from harness.errors import ConfigError, HarnessError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.specs.device import DeviceInfo
@@ -74,6 +75,10 @@ class VllmRig:
         cores = bound_cores() if is_here else None
         if is_here:  # else vLLM leaves this process a single thread
             os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
+        if self.device.kind == "cpu":
+            # Else vLLM leaves one thread to whoever does not work in processes of its own.
+            os.environ.setdefault("OMP_NUM_THREADS", str(len(bound_cores() or physical_cores())))
+        vllm_plugin.register()  # vLLM does it for its first engine in a process alone
         llm = _start({"model": str(self._folder), **self._defaults(longest), **self._arguments()})
         load_s = time.perf_counter() - started
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
@@ -127,6 +132,8 @@ def _start(arguments: dict[str, Any]) -> LLM:
         from vllm import LLM
 
         return LLM(**arguments)
+    except HarnessError:  # the plugin's
+        raise
     except (ValueError, TypeError) as fault:
         raise ConfigError(
             f"vLLM refuses its settings: {_reason(fault)}", "mend `engine` in the configuration"

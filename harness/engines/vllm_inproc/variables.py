@@ -21,6 +21,8 @@ class Variables:
         }
         for name, value in (our_variables(engine.world_size) | quiet).items():
             os.environ.setdefault(name, value)
+        if engine.selection is not None:
+            os.environ["HARNESS_SELECTION"] = engine.selection
         os.environ.update(engine.environment)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when we say so
 

@@ -1,0 +1,58 @@
+"""The plugin in engine-core and worker processes: counted and switched from outside, one and two workers."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from selections import entry, save_table
+from tiny_vllm import vllm_config
+
+from harness.devices.cpu import detect_cpu
+from harness.selection import save_entries
+from harness.specs.problem import LinearProblem
+
+pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
+
+PROGRAM = Path(__file__).parent / "plugin_process.py"
+STEPS, LINEARS = 24, 12
+HALVES = ((128, 64), (64, 64), (112, 64), (64, 56), (96, 64), (35, 64))
+"""(n, k) of a worker of two: qkv, o, gate_up, down, and the head's 131 rows, of which the first has 96."""
+
+
+def half_table(path: Path) -> Path:
+    entries = [entry(LinearProblem(m=1, n=n, k=k, dtype="BF16"), "cpu-gemv") for n, k in HALVES]
+    save_entries(path, entries, "qwen3", "BF16", detect_cpu())
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_other_processes_are_counted_and_switched(workers: int, tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < workers:
+        pytest.skip(f"{workers} workers on fewer cores")
+    model = vllm_config(tmp_path, "qwen3")
+    table = half_table(tmp_path / "t") if workers > 1 else save_table(tmp_path / "t", model, "cpu-gemv")
+    cores = map(str, sorted(os.sched_getaffinity(0))[:workers])
+    environment = os.environ | {
+        "HARNESS_SELECTION": str(table), "HARNESS_PLUGIN_REPORT": str(tmp_path / "report"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    arguments = [sys.executable, str(PROGRAM), str(model), str(tmp_path / "report"), str(workers), "0,-1,0"]
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    first, off, again = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
+    assert first["tokens"] == off["tokens"] == again["tokens"]
+    assert len(first["tokens"]) == STEPS
+    for answer, variant, backend in ((first, 0, "cpu-gemv"), (off, -1, "vllm"), (again, 0, "cpu-gemv")):
+        by_process: dict[str, Counter[str]] = {}
+        for name, count in answer["calls"].items():
+            process, _, path = name.partition(" ")
+            by_process.setdefault(process, Counter())[path] += count
+        assert len(by_process) == workers
+        for calls in by_process.values():
+            one_row = LINEARS * (STEPS - 1) + STEPS  # the prompt's step multiplies one row by the head
+            assert calls == {f"{variant} 1 {backend}": one_row, f"{variant} None vllm": LINEARS}

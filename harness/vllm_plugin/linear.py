@@ -60,15 +60,14 @@ def bound_product(backend: LinearBackend, packed: Any, linear: Linear, m: int) -
     def run(x: Tensor, _: Tensor | None) -> Tensor:
         if x.dtype is not linear.weight.dtype:
             raise UnavailableError(f"{linear.name} got {x.dtype}", f"its weight is {linear.weight.dtype}")
-        shape = (*x.shape[:-1], rows)
-        x = x.reshape(m, k).contiguous()
+        flat = x if x.dim() == 2 and x.is_contiguous() else x.reshape(m, k).contiguous()
         whole = x.new_empty((m, rows))
         if n < rows:
             whole[:, n:] = 0
         if move is None:
-            backend.bind(x, packed, whole[:, :n])()
+            backend.bind(flat, packed, whole[:, :n])()
         else:
-            move(x.data_ptr(), whole.data_ptr())
-        return whole.view(shape)
+            move(flat.data_ptr(), whole.data_ptr())
+        return whole if flat is x else whole.view(*x.shape[:-1], rows)
 
     return run

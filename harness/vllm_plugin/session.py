@@ -65,7 +65,11 @@ class Session:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """The product of a layer by the path that the active variant has for this number of rows."""
-        layer = self._by_address[weight.data_ptr()]
+        layer = self._by_address.get(weight.data_ptr())
+        if layer is None:
+            raise UnavailableError(
+                "a weight is not where it was loaded, or is another model's", "no sleep mode; one model in a process"
+            )
         rows = x.numel() // x.shape[-1]
         key = self._active[0], min(rows, layer.largest + 1), bias is None
         path = layer.paths.get(key)

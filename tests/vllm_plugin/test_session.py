@@ -160,3 +160,10 @@ def test_an_input_of_another_type_is_refused() -> None:
     linear = layer(session)
     with pytest.raises(UnavailableError, match=r"o_proj got torch.float64"):
         session.linear(torch.randn(1, K, dtype=torch.float64), linear.weight, None)
+
+
+def test_a_weight_that_was_moved_is_refused() -> None:
+    session = opened(table(("cpu-gemv", 1)))
+    linear = layer(session)
+    with pytest.raises(UnavailableError, match="not where it was loaded"):
+        session.linear(torch.randn(1, K), linear.weight.clone(), None)

@@ -103,6 +103,7 @@ class VllmRig:
         return defaults
 
     def close(self) -> None:
+        vllm_plugin.close_session()  # of an engine that did not come up
         self._executor.close()
         self._variables.restore()
         if self._temporary is not None:

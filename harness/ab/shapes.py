@@ -17,6 +17,8 @@ FUSED = (
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )  # fmt: skip
 """Products of one input that engines do as one."""
+IN_TWO = (("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"))
+"""How vLLM does the last of them: shapes that a table for it needs, beside what one product a layer counts."""
 _Shape = tuple[int, int, bool]
 SPARE_PLACES = 64
 """Of an attention's cache behind the context: what a kernel reads there shows in its result."""
@@ -84,12 +86,14 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int]) -> list[Case]:
 
     for index, kind in enumerate(spec.kinds):
         products, count = kind.products(spec.hidden_size), spec.pattern.count(index)
-        groups = list(_fused_groups(products))
+        groups = list(_groups(products, FUSED))
         parts = {part for _, group in groups for part in group}
         for product in products:
             add(product, count, when_fused=product not in parts, when_apart=True)
         for whole, _ in groups:
             add(whole, count, when_fused=True, when_apart=False)
+        for whole, _ in _groups(products, IN_TWO):
+            add(whole, count, when_fused=False, when_apart=False)
     add(Product("lm_head", spec.vocab_size, spec.hidden_size), 1, when_fused=True, when_apart=True)
     return [
         Case("linear", "/".join(roles[n, k, bias]), LinearProblem(m=m, n=n, k=k, dtype=spec.dtype, bias=bias), found)
@@ -98,7 +102,7 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int]) -> list[Case]:
     ]
 
 
-def _fused_groups(products: Sequence[Product]) -> Iterator[tuple[Product, list[Product]]]:
+def _groups(products: Sequence[Product], joined: Sequence[tuple[str, ...]]) -> Iterator[tuple[Product, list[Product]]]:
     """(one product, the parts it stands for): those of one module that share their input, named as the engine names
     it: qkv, gate_up."""
     by_module: dict[str, dict[str, Product]] = defaultdict(dict)
@@ -106,7 +110,7 @@ def _fused_groups(products: Sequence[Product]) -> Iterator[tuple[Product, list[P
         module, _, name = product.name.rpartition(".")
         by_module[module][name] = product
     for module, named in by_module.items():
-        for names in FUSED:
+        for names in joined:
             if all(name in named for name in names):
                 parts = [named[name] for name in names]
                 short = [name.removesuffix("_proj").removeprefix("in_proj_") for name in names]

@@ -84,7 +84,7 @@ def test_every_delta_backend_steps_and_prefills(hybrid: Path, tmp_path: Path) ->
 def test_hybrids_have_linear_shapes_of_all_layers(hybrid: Path, tmp_path: Path) -> None:
     rows = rows_of(hybrid, tmp_path, "cpu-gemv")
     roles = {role for row in rows for role in row.role.split("/")}
-    assert {"in_proj_qkv", "qkv_z_b_a", "qkv", "gate_up", "lm_head", "out"} <= roles
+    assert {"in_proj_qkv", "qkv_z_b_a", "qkv_z", "ba", "qkv", "gate_up", "lm_head", "out"} <= roles
 
 
 @pytest.mark.parametrize(("op", "what"), [("linear-attention", "no linear-attention")])

@@ -130,6 +130,21 @@ def test_the_calls_of_a_token_read_the_whole_model_fused_and_unfused() -> None:
         assert sum(n * case.problem.n * case.problem.k for n, case in zip(calls, found, strict=True)) == values
 
 
+def test_what_vllm_joins_is_listed_and_counted_nowhere() -> None:
+    """Of Qwen3.5's four projections it makes two products, of one input all the same."""
+    spec = resolve_model("qwen3.5-1b-scaled").spec
+    found = linear_cases(spec, [1])
+    by_role = {case.role: case for case in found}
+    whole, *two = (by_role[role] for role in ("qkv_z_b_a", "qkv_z", "ba"))
+    assert whole.problem.n == sum(case.problem.n for case in two)
+    assert [case.calls for case in two] == [Calls(0, 0)] * 2
+    reads = [
+        sum(calls * case.problem.n * case.problem.k for calls, case in zip(counts, found, strict=True))
+        for counts in ([case.calls.fused for case in found], [case.calls.unfused for case in found])
+    ]
+    assert reads[0] == reads[1]
+
+
 def test_a_shape_that_is_a_part_and_a_whole_counts_both() -> None:
     """SmolLM2's q and o are both 576 x 576: fused, only o is left."""
     found = {case.label: case for case in linear_cases(resolve_model("smollm2-135m-instruct").spec, [1])}

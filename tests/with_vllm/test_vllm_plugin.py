@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 PROMPT = (5, 77, 13, 2, 99, 41, 8, 120, 64)
 STEPS = 24
-LINEARS = {"qwen3": 12, "llama": 12, "qwen3.5": 16}
-"""Inside the layers, of those that an A/B lists."""
+LINEARS = {"qwen3": 12, "llama": 12, "qwen3.5": 24}
+"""Products inside the layers."""
 
 
 def tokens(engine: Any) -> list[int]:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from harness.client.connection import Exchange
 from harness.client.requests import Client
 from harness.engines.openai_server import OpenAIServer, ProbedDevice
-from harness.engines.vllm_setup import model_folder, our_variables
+from harness.engines.vllm_setup import model_folder, our_variables, selection_variables
 from harness.errors import ConfigError, RequestFailed, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -28,6 +28,9 @@ from harness.specs.engine import EngineReport
 from harness.specs.request import Chunk
 from harness.specs.run import OpenAIEngine, RunConfig
 from harness.specs.vllm import VllmServerEngine
+from harness.vllm_plugin.report import op_choices, summary
+from harness.vllm_plugin.settings import REPORT
+from harness.vllm_plugin.shared import read_reports
 
 LOG = "server.log"
 DYING_S = 2.0
@@ -50,9 +53,11 @@ class VllmServer(OpenAIServer):
     """The server's answers, and its life."""
 
     def __init__(
-        self, process: ServerProcess, config: OpenAIEngine, model: ResolvedModel, dtype: str, load_s: float
-    ) -> None:
-        self._process, self._dtype, self._load_s = process, dtype, load_s
+        self, process: ServerProcess, config: OpenAIEngine, model: ResolvedModel, dtype: str, load_s: float,
+        selected: Path,
+    ) -> None:  # fmt: skip
+        """selected: folder of the plugin's counters, where a selection is named."""
+        self._process, self._dtype, self._load_s, self._selected = process, dtype, load_s, selected
         super().__init__(config, model)
 
     def _chunks(self, exchange: Exchange) -> Iterator[Chunk]:
@@ -78,9 +83,12 @@ class VllmServer(OpenAIServer):
         compiled = self._process.compilations_since_ready()
         notes = [f"compiled after it was ready: {line}" for line in compiled[:5]]
         notes += [f"and {len(compiled) - 5} more such lines in {LOG}"] * (len(compiled) > 5)
-        return super().report().model_copy(
-            update={"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes)}
-        )  # fmt: skip
+        selection, plain = read_reports(self._selected), super().report()
+        notes += dict.fromkeys(note for report in selection for note in report.notes)
+        return plain.model_copy(update={
+            "kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes),
+            "ops": op_choices(selection), "resolved": plain.resolved | (summary(selection) if selection else {}),
+        })  # fmt: skip
 
     def close(self) -> None:
         super().close()
@@ -107,13 +115,20 @@ class VllmServerRig:
         own = self._engine.model_dump(include=set(ClientOptions.model_fields))
         asked = OpenAIEngine(kind="openai", url=f"http://127.0.0.1:{port}/v1", served_model=name, **own)
         started_s = time.monotonic()
-        process = ServerProcess(self._command(port, name), self._variables(), log_dir / LOG)
+        variables = self._variables(log_dir)
+        process = ServerProcess(self._command(port, name), variables, log_dir / LOG)
         try:
             process.wait_until_ready(lambda: _is_ready(Client(asked)), self._engine.start_limit_s)
             if not process.owns_port(port):
                 raise UnavailableError(f"another process answers on port {port}", "run again: it took the port first")
-            dtype = self._engine.held_dtype(self._model.spec.dtype)
-            return VllmServer(process, asked, self._model, dtype, time.monotonic() - started_s)
+            dtype, load_s = self._engine.held_dtype(self._model.spec.dtype), time.monotonic() - started_s
+            selected = Path(variables[REPORT])
+            if self._engine.selection is not None and not read_reports(selected):
+                raise UnavailableError(
+                    "the server takes nothing from the selection",
+                    "install llm-decode-harness for its Python, and give a table that lists this model's shapes",
+                )
+            return VllmServer(process, asked, self._model, dtype, load_s, selected)
         except BaseException:
             process.stop()
             raise
@@ -126,9 +141,10 @@ class VllmServerRig:
         arguments = given | self._engine.arguments(self._model.spec.dtype)
         return [self._engine.python or sys.executable, "-m", MODULE, *command_line(arguments)]
 
-    def _variables(self) -> dict[str, str]:
+    def _variables(self, log_dir: Path) -> dict[str, str]:
         ours = our_variables(self._engine.world_size) | {"VLLM_SERVER_DEV_MODE": "1"}
-        return ours | dict(os.environ) | self._engine.environment
+        named = selection_variables(self._engine) | {REPORT: str(log_dir.resolve() / "plugin")}
+        return ours | dict(os.environ) | named | self._engine.environment
 
     def close(self) -> None:
         self._probed.close()

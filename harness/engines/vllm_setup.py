@@ -10,6 +10,7 @@ from harness.devices.cpu import physical_cores
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.vllm import VllmOptions
+from harness.vllm_plugin.settings import SELECTION
 
 NO_BINDING = "nobind"
 
@@ -35,6 +36,11 @@ def our_variables(num_workers: int) -> dict[str, str]:
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # by default it keeps a core for a scheduler that here works in between
         "VLLM_NO_USAGE_STATS": "1",  # a measurement calls nobody
     }
+
+
+def selection_variables(options: VllmOptions) -> dict[str, str]:
+    """What puts the run's selection into every process of vLLM."""
+    return {} if options.selection is None else {SELECTION: options.selection}
 
 
 def _all_cores(num_workers: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from harness.specs.engine import OpChoice, layer_ranges
 from harness.specs.plugin import PluginPath, PluginReport
@@ -11,30 +12,39 @@ from harness.specs.plugin import PluginPath, PluginReport
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
-def op_choices(report: PluginReport) -> tuple[OpChoice, ...]:
-    """One row a role, shape and path that was taken at least once, with its layers. More rows than a table lists are
-    called a prompt's; a short chunk of a prompt counts among the decode steps of as many rows."""
-    layers: dict[OpChoice, list[int]] = defaultdict(list)
-    for path in report.paths:
-        if path.num_calls:
-            found = _LAYER.search(path.layer)
-            layers[_choice(path, len(report.tables))].append(int(found[1]) if found else -1)
+def op_choices(reports: Sequence[PluginReport]) -> tuple[OpChoice, ...]:
+    """One row a role, shape and path that was taken at least once, with its layers; each worker's own share of a layer
+    is one call. More rows than a table lists are called a prompt's; a short chunk of a prompt counts among the decode
+    steps of as many rows."""
+    names: dict[OpChoice, set[str]] = defaultdict(set)
+    for report in reports:
+        for path in report.paths:
+            if path.num_calls:
+                names[_choice(path, len(report.tables))].add(path.layer)
     return tuple(
-        choice.model_copy(update={"layers": layer_ranges(set(numbers)), "num_calls": len(numbers)})
-        for choice, numbers in layers.items()
+        choice.model_copy(update={"layers": layer_ranges(set(map(_layer, found))), "num_calls": len(found)})
+        for choice, found in names.items()
     )
 
 
-def summary(report: PluginReport) -> dict[str, str | int | float | bool | None]:
-    """Tables, counted calls by backend, and what the selection costs in memory."""
+def summary(reports: Sequence[PluginReport]) -> dict[str, str | int | float | bool | None]:
+    """Tables, calls by backend as all processes counted them, and what the selection costs in memory."""
     calls: Counter[str] = Counter()
-    for path in report.paths:
-        calls[path.backend] += path.num_calls
+    for report in reports:
+        for path in report.paths:
+            calls[path.backend] += path.num_calls
+    tables = {report.tables: None for report in reports}
     return {
-        "selection": ", ".join(fingerprint[:16] for fingerprint in report.tables),
+        "selection": ", ".join(fingerprint[:16] for table in tables for fingerprint in table),
         "selection_calls": ", ".join(f"{backend} x{count}" for backend, count in sorted(calls.items()) if count),
-        "selection_kept_bytes": report.kept_bytes,
+        "selection_kept_bytes": sum(report.kept_bytes for report in reports),
     }
+
+
+def _layer(name: str) -> int:
+    """-1 outside the layers."""
+    found = _LAYER.search(name)
+    return int(found[1]) if found else -1
 
 
 def _choice(path: PluginPath, num_tables: int) -> OpChoice:

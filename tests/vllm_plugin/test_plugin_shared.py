@@ -77,11 +77,12 @@ def test_a_folder_that_can_not_be_written(tmp_path: Path) -> None:
 
 
 def test_what_ran_is_one_row_a_shape_and_path() -> None:
+    """Of two workers, each with its share of every layer."""
     layers = [path(f"model.layers.{layer}.self_attn.qkv_proj", 1, num_calls=9) for layer in (0, 1, 3)]
     never = path("model.layers.2.self_attn.qkv_proj", 1)
     prompt = path("model.layers.0.self_attn.qkv_proj", None, "vllm", num_calls=2)
     odd = path("lm_head", 2, "vllm", num_calls=1, role="lm_head", reason="the table does not list this problem")
-    decode, prefill, fallen = op_choices(report(*layers, never, prompt, odd))
+    decode, prefill, fallen = op_choices([report(*layers, never, prompt, odd)] * 2)
     assert (decode.backend, decode.layers, decode.num_calls) == ("cpu-gemv", "0-1,3", 3)
     assert (decode.shape, decode.phase, decode.batch, decode.selected) == ("1x32x64", "decode", 1, True)
     assert (prefill.shape, prefill.phase, prefill.backend, prefill.fallback_from) == (
@@ -92,11 +93,11 @@ def test_what_ran_is_one_row_a_shape_and_path() -> None:
     )
     assert (fallen.layers, fallen.batch, fallen.selected) == ("model", 2, False)
     assert fallen.fallback_reason == "the table does not list this problem"
-    assert summary(report(*layers, never, prompt, odd)) == {
-        "selection": "abc", "selection_calls": "cpu-gemv x27, vllm x3", "selection_kept_bytes": 5,
+    assert summary([report(*layers, never, prompt, odd)] * 2) == {
+        "selection": "abc", "selection_calls": "cpu-gemv x54, vllm x6", "selection_kept_bytes": 10,
     }  # fmt: skip
 
 
 def test_variants_are_told_apart() -> None:
     both = [path("lm_head", 1, num_calls=1, variant=variant) for variant in (0, 1)]
-    assert [row.note for row in op_choices(report(*both, tables=("a", "b")))] == ["variant 0", "variant 1"]
+    assert [row.note for row in op_choices([report(*both, tables=("a", "b"))])] == ["variant 0", "variant 1"]

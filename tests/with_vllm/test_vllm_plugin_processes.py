@@ -12,8 +12,13 @@ from selections import entry, save_table
 from tiny_vllm import vllm_config
 
 from harness.devices.cpu import detect_cpu
+from harness.engines.registry import open_rig
+from harness.models import resolve_model
 from harness.selection import save_entries
 from harness.specs.problem import LinearProblem
+from harness.specs.request import Request
+from harness.specs.run import RunConfig
+from harness.vllm_plugin.shared import switch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
@@ -56,3 +61,33 @@ def test_other_processes_are_counted_and_switched(workers: int, tmp_path: Path) 
         for calls in by_process.values():
             one_row = LINEARS * (STEPS - 1) + STEPS  # the prompt's step multiplies one row by the head
             assert calls == {f"{variant} 1 {backend}": one_row, f"{variant} None vllm": LINEARS}
+
+
+def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> None:
+    model = vllm_config(tmp_path, "qwen3")
+    table = save_table(tmp_path / "t", model, "cpu-gemv")
+    config = {
+        "name": "t", "model": str(model), "workload": {"input_tokens": 9},
+        "engine": {
+            "kind": "vllm-server", "python": sys.executable, "load_format": "dummy", "graph": "eager",
+            "device": "none", "kv_cache_bytes": 1 << 28, "first_token_limit_s": 120.0, "selection": str(table),
+        },
+    }  # fmt: skip
+    rig = open_rig(RunConfig.model_validate(config), resolve_model(str(model)))
+    server = rig.open_engine(tmp_path)
+    try:
+        request, answers = Request(None, (tuple(range(2, 11)),), STEPS, ignore_eos=True), []
+        for variant in (0, -1):
+            switch(tmp_path / "plugin", variant, 1)
+            server.prepare(request)
+            answers.append([token for chunk in server.generate(request) for token in chunk.token_ids])
+        report = server.report()
+    finally:
+        server.close()
+        rig.close()
+    assert len(answers[0]) == STEPS and answers[0] == answers[1]
+    one_row = LINEARS * (STEPS - 1) + STEPS
+    assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{one_row + 2 * LINEARS}"
+    decode = {row.role: row for row in report.ops if row.backend == "cpu-gemv"}
+    assert (decode["o"].layers, decode["o"].num_calls, decode["o"].selected) == ("0-2", 3, True)
+    assert sum(row.num_calls for row in decode.values()) == LINEARS + 1

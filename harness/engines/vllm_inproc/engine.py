@@ -188,16 +188,16 @@ class VllmDecoding(Engine):
 
     def report(self) -> EngineReport:
         session = open_session()
-        selection = None if session is None else session.report()
+        selection = [] if session is None else [session.report()]
         return EngineReport(
             kind="vllm",
             dtype=CONFIG_DTYPES[str(self._resolved["dtype"])],
             num_threads=torch.get_num_threads() if self._is_here else None,
             graph=str(self._resolved["cudagraph_mode"]).startswith("FULL"),
-            ops=() if selection is None else op_choices(selection),
-            resolved=self._resolved | ({} if selection is None else summary(selection)),
+            ops=op_choices(selection),
+            resolved=self._resolved | (summary(selection) if selection else {}),
             load_s=self._load_s,
-            notes=(*self._notes, *(() if selection is None else selection.notes)),
+            notes=(*self._notes, *(note for report in selection for note in report.notes)),
         )
 
     def close(self) -> None:

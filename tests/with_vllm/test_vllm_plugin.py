@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from selections import calls, save_table
+from tiny_models import save_tiny
 from tiny_vllm import VLLM_CASES, opened, vllm_config
 
 from harness.engines.base import Request
@@ -73,13 +74,17 @@ def test_answers_agree_and_every_call_is_counted(case: str, dtype: str, tmp_path
     assert f"cpu-gemv x{4 * ((STEPS - 1) * LINEARS[case] + STEPS)}" in str(report.resolved["selection_calls"])
 
 
+@pytest.mark.reference
 def test_without_a_selection_vllm_is_as_it_was(tmp_path: Path) -> None:
-    """Also in a process whose layers were replaced for an earlier engine."""
-    model = vllm_config(tmp_path, "qwen3")
-    with opened(model, selection=str(save_table(tmp_path / "t", model, "cpu-gemv"))) as engine:
+    """A checkpoint, and also in a process whose layers were replaced for an earlier engine."""
+    model = save_tiny("qwen3", tmp_path / "model")
+    table = save_table(tmp_path / "t", model, "cpu-gemv", "F32")
+    with opened(model, load_format="auto", selection=str(table)) as engine:
         selected = tokens(engine)
         assert "SelectedLinearMethod x12" in str(engine.report().resolved["linear_methods"])
-    with opened(model) as engine:
+        assert "cpu-gemv x300" in str(engine.report().resolved["selection_calls"])
+    assert len(set(selected)) > 3, "a model that repeats itself would agree with too many"
+    with opened(model, load_format="auto") as engine:
         assert tokens(engine) == selected
         report = engine.report()
     assert open_session() is None

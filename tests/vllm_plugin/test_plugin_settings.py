@@ -1,7 +1,7 @@
 """What the environment asks of the plugin, and what it costs where it asks nothing."""
 
 import ast
-import importlib
+import importlib.metadata
 import json
 import subprocess
 import sys

@@ -16,7 +16,7 @@ empty :=
 space := $(empty) $(empty)
 EXTRAS := $(subst $(space),$(comma),$(strip test gguf $(filter reference triton fla,$(WITH))))
 
-.PHONY: help install install-vllm model demo test lint types tests images bench-truth bench-probe bench-peers bench-backends bench-table clean
+.PHONY: help install install-vllm model demo test lint types tests vllm-tests images bench-truth bench-probe bench-peers bench-backends bench-table clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -60,7 +60,10 @@ types: install  ## mypy --strict on harness/
 tests: install $(filter model,$(WITH)) $(if $(filter vllm,$(WITH)),install-vllm)  ## pytest alone
 	$(BIN)/pytest
 	$(if $(filter triton,$(WITH)),TRITON_INTERPRET=1 $(BIN)/pytest tests/triton_kernels/numerics)
-	$(if $(filter vllm,$(WITH)),$(VLLM_VENV)/bin/pytest tests/with_vllm)
+	$(if $(filter vllm,$(WITH)),$(MAKE) vllm-tests)
+
+vllm-tests: install-vllm  ## what needs vLLM itself, in its own environment
+	$(VLLM_VENV)/bin/pytest tests/with_vllm --timeout 900
 
 bench-truth: install  ## rate of wrong verdicts over thousands of scripted runs
 	$(BIN)/python benchmarks/verdict_truth.py

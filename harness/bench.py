@@ -43,7 +43,7 @@ from harness.workload import Point, check_fits, make_request, points, schedule, 
 SHORT_READING_S = 0.1
 """Of a reading that a kernel's calls stand beside: the shorter both are, the less memory changes between them."""
 NOT_THIS_PROCESS = ("scripted", "openai", "vllm-server")
-"""Engines whose threads are not ours: what our own waited for says nothing of them."""
+"""Engines whose threads are not ours: what ours wait for says nothing of a request, but much of a reading."""
 Say = Callable[[str], None]
 
 
@@ -160,13 +160,15 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
     if probe is not None:
         run.say("the engine's own products beside the probe")
         run.append_all(engine.kernel_reads(partial(probe.read, SHORT_READING_S)))
-    books = None if config.engine.kind in NOT_THIS_PROCESS else WaitBooks()
+    here = config.engine.kind not in NOT_THIS_PROCESS
+    books = WaitBooks() if here else None
+    beside = None if here or config.engine.kind == "scripted" else WaitBooks()
     for repeat, request in enumerate(requests):
         run.say(f"repeat {repeat + 1} of {len(requests)}{_at(config, order[repeat])}")
         peak_dtype = None if request.skip_prompt else engine.report().dtype
-        run.append_all(reading_events(probe, repeat, "before", peak_dtype))
+        run.append_all(reading_events(probe, repeat, "before", peak_dtype, beside))
         run.append_all(request_events(engine, probe, request, repeat, config.probe.every_s, books))
-        run.append_all(reading_events(probe, repeat, "after", peak_dtype))
+        run.append_all(reading_events(probe, repeat, "after", peak_dtype, beside))
     check_any_finished(load_events(run.folder.path))
     if config.sweep is None:
         run.say("instrumented pass: where a step's time goes")

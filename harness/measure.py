@@ -8,6 +8,7 @@ and after a request of ten seconds do not say what it had.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import Literal
 
@@ -18,6 +19,9 @@ from harness.errors import RequestFailed
 from harness.probe.base import Probe
 from harness.specs.event import ChunkEvent, EndEvent, Event, FailEvent, PauseEvent, PeakEvent, ProbeEvent, SendEvent
 from harness.specs.request import Request
+
+SERVER_SETTLE_S = 0.3
+"""Intel's OpenMP lets threads spin for 0.2 s after their work."""
 
 
 def request_events(
@@ -65,16 +69,25 @@ def _pause(engine: Engine, probe: Probe, repeat: int, books: WaitBooks | None) -
 
 
 def reading_events(
-    probe: Probe | None, repeat: int, place: Literal["before", "after"], peak_dtype: str | None = None
-) -> Iterator[Event]:
+    probe: Probe | None, repeat: int, place: Literal["before", "after"], peak_dtype: str | None = None,
+    books: WaitBooks | None = None,
+) -> Iterator[Event]:  # fmt: skip
     """The bracketing readings of a repeat; none without a probe. peak_dtype: of the products that a prompt is held
     against, null where none is computed. Memory is read next to the request, as decode steps follow its state closely.
+    books: what others take of the cores while memory is read, where the engine is a process of its own: its threads may
+    spin on while it idles, and a roof read beside them would flatter it. They have a moment to go to sleep.
     """
     if probe is None:
         return
     peak = None if peak_dtype is None or place == "after" else probe.read_peak(peak_dtype)
     wait_for_spinning_threads()
-    yield ProbeEvent(repeat=repeat, place=place, reading=probe.read())
+    if books is not None:
+        time.sleep(SERVER_SETTLE_S)
+        books.open()
+    reading = probe.read()
+    if books is not None:
+        yield books.closed(repeat)
+    yield ProbeEvent(repeat=repeat, place=place, reading=reading)
     if peak_dtype is not None and place == "after":
         peak = probe.read_peak(peak_dtype)
     if peak is not None:

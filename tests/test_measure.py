@@ -7,7 +7,7 @@ import pytest
 
 from harness.devices.contention import WaitBooks
 from harness.engines.base import KERNEL_READ_TRIALS, MIN_KERNEL_READ_TRIALS, side_by_side
-from harness.measure import reading_events, request_events
+from harness.measure import SERVER_SETTLE_S, reading_events, request_events
 from harness.specs.event import ContentionEvent, PauseEvent, SendEvent
 from harness.specs.probe import PeakReading, ProbeReading
 from harness.specs.request import Chunk, Request
@@ -112,6 +112,15 @@ def test_the_books_of_the_cores_are_closed_over_a_pause() -> None:
     events = list(request_events(engine, Probe(engine), REQUEST, 3, 2.0, WaitBooks()))  # type: ignore[arg-type]
     assert [event.event for event in events] == ["send", "chunk", "contention", "pause", "chunk", "end", "contention"]
     assert {event.repeat for event in events if isinstance(event, ContentionEvent)} == {3}
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_the_books_of_a_reading_beside_a_server_are_closed_behind_it(place: Any) -> None:
+    events = list(reading_events(BothProbe(), 2, place, "BF16", WaitBooks()))  # type: ignore[arg-type]
+    names = [event.event for event in events]
+    assert names.index("contention") == names.index("probe") - 1 and names.count("contention") == 1
+    (found,) = [event for event in events if isinstance(event, ContentionEvent)]
+    assert found.repeat == 2 and found.wall_s < SERVER_SETTLE_S  # the moment to settle is not in it
 
 
 def test_no_probe_no_reading() -> None:

@@ -197,7 +197,8 @@ class Analysis(Frozen):
     """Of the whole request, the largest first: what to work on first and second."""
     outside_kernels_frac: NonNegativeFloat | None
     cpu_wait_frac: NonNegativeFloat | None
-    """Share of the requests' time that other processes or virtual machines kept our threads from their cores."""
+    """Share of the requests' time that other processes or virtual machines kept our threads from their cores; of the
+    readings' time where a server answers, whose threads are others too."""
     timeline_gaps_s: NonNegativeFloat | None
 
     failed_requests: tuple[FailedRequest, ...] = ()

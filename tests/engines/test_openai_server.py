@@ -168,7 +168,9 @@ def test_what_can_not_be_asked(tmp_path: Path, engine: dict[str, Any], what: str
 
 @pytest.mark.torch
 def test_a_server_on_this_machines_cpu_has_a_roof(tmp_path: Path) -> None:
-    record, _, _ = bench(tmp_path, [answer(FAST)] * 2, {"device": "cpu"})
+    record, _, path = bench(tmp_path, [answer(FAST)] * 2, {"device": "cpu"})
+    kinds = [event.event for event in load_events(path)]
+    assert kinds.count("contention") == 2 and kinds.index("contention") < kinds.index("send")  # of readings alone
     assert record.analysis is not None and record.probe is not None
     assert record.analysis.roof_read_bytes_per_s is not None and record.analysis.util_frac is not None
     assert record.analysis.verdict == "invalid"  # 1 ms a token is faster than this model can be read

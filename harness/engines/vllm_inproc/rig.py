@@ -75,9 +75,6 @@ class VllmRig:
         cores = bound_cores() if is_here else None
         if is_here:  # else vLLM leaves this process a single thread
             os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
-        if self.device.kind == "cpu":
-            # Else vLLM leaves one thread to whoever does not work in processes of its own.
-            os.environ.setdefault("OMP_NUM_THREADS", str(len(bound_cores() or physical_cores())))
         vllm_plugin.register()  # vLLM does it for its first engine in a process alone
         llm = _start({"model": str(self._folder), **self._defaults(longest), **self._arguments()})
         load_s = time.perf_counter() - started

@@ -65,7 +65,7 @@ class Errors:
         )
 
     def is_exact(self, percentile: float) -> bool:
-        """At so many per cent of all errors: at 99 on a quiet machine; the median stays exact on a busy one."""
+        """At so many per cent of all errors: at 99 on a quiet machine, at fewer on a busy one."""
         limits = ((self.ttft_s, TTFT_LIMIT_S), (self.itl_s, ITL_LIMIT_S), (self.tpot_frac, TPOT_LIMIT_FRAC))
         return all(np.percentile(abs(errors), percentile) < limit for errors, limit in limits)
 

@@ -15,7 +15,8 @@ from scripted_answers import answer, scripted_server
 
 from harness.client.connection import StampedReader
 
-TRIES, REQUESTS, TOKENS = 8, 5, 40
+TRIES, REQUESTS, TOKENS = 8, 3, 120
+"""Long answers: the first token wakes a process that sleeps deeply, which a short one's TPOT would show."""
 QUIET = 10
 """Per cent."""
 PLANTED_S = 0.005

@@ -107,12 +107,17 @@ def test_one_that_does_not_listen_to_reason_is_killed(tmp_path: Path) -> None:
     assert is_gone(server.pid)
 
 
+def _as_in_a_terminal() -> None:
+    """What is started in the background ignores Ctrl-C, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_orphan_when_the_harness_is_ended(tmp_path: Path, number: signal.Signals) -> None:
     command = [sys.executable, "-c", SERVER, str(free_port()), str(tmp_path / "orphan")]
     owner = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(tmp_path / "server.log"), *command], stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, start_new_session=True,
+        stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=_as_in_a_terminal,
     )  # fmt: skip
     assert owner.stdout is not None
     pid, left = int(owner.stdout.readline()), orphan(tmp_path)

@@ -1,7 +1,7 @@
 """The client's times against the stamps of a server in another process: what benchmarks/client_truth.py prints.
 
-Other processes delay one or the other of the two at times, which is no fault of the client's: here the quietest tenth
-of the errors counts, of the best of a few tries. A client that is late itself is late in every one of them.
+Other processes delay one or the other of the two at times, which is no fault of the client's: here medians count,
+of the best of a few tries. A client that is late itself is late in every one of them.
 """
 
 import time
@@ -17,8 +17,7 @@ from harness.client.connection import StampedReader
 
 TRIES, REQUESTS, TOKENS = 8, 3, 120
 """Long answers: the first token wakes a process that sleeps deeply, which a short one's TPOT would show."""
-QUIET = 10
-"""Per cent."""
+MEDIAN = 50
 PLANTED_S = 0.005
 
 
@@ -31,7 +30,7 @@ def test_stamps_are_exact(tmp_path: Path) -> None:
     found = []
     for _ in range(TRIES):
         found.append(errors(tmp_path))
-        if found[-1].is_exact(QUIET):
+        if found[-1].is_exact(MEDIAN):
             return
     pytest.fail("\n".join(str(one.row("")) for one in found))
 
@@ -47,7 +46,7 @@ def test_a_client_that_is_late_is_seen(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(StampedReader, "readinto", late)
     found = errors(tmp_path)
-    assert not found.is_exact(QUIET) and np.min(found.ttft_s) >= PLANTED_S
+    assert not found.is_exact(MEDIAN) and np.min(found.ttft_s) >= PLANTED_S
 
 
 def test_errors_are_those_of_each_figure() -> None:

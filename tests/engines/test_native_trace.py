@@ -17,7 +17,7 @@ from harness.specs.event import TraceEvent
 from harness.specs.request import Request
 from harness.specs.run import RunConfig
 
-pytestmark = [pytest.mark.torch, pytest.mark.compiler]
+pytestmark = [pytest.mark.torch, pytest.mark.compiler, pytest.mark.usefixtures("any_share_of_python")]
 REQUEST = Request(None, ((5, 90, 17, 3, 64),), 12, ignore_eos=True)
 STEPS = 4
 

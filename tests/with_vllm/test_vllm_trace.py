@@ -9,7 +9,7 @@ from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
 from harness.profile import profile_trace
 from harness.specs.request import Request
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("any_share_of_python")]
 REQUEST = Request(None, (tuple(range(2, 11)),), 12, ignore_eos=True)
 STEPS = 4
 

@@ -25,13 +25,23 @@ constexpr int64_t kMaxGroup = 16;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
+// Where places lie: in whole, or in blocks of 2^block_log2 places whose numbers a table lists in turn.
+struct Cache {
+  const int32_t* block_table;  // null: one block, the first, holds all
+  int64_t block_log2;
+  int64_t block_stride, head_stride;  // elements from one block, and from one head, to the next
+};
+
+constexpr int64_t kWhole = 62;  // no place is that far
+
 template <class T>
 struct Attention {
   const T* q;        // [num_kv_heads, group, head_dim]
-  const T* k_cache;  // [num_kv_heads, max_context, head_dim]
+  const T* k_cache;  // head_dim elements a place, one place behind the other within a block
   const T* v_cache;
-  T* out;  // as q
-  int64_t num_kv_heads, group, head_dim, max_context, context, streams_log2, prefetch_bytes;
+  Cache cache;  // of either
+  T* out;       // as q
+  int64_t num_kv_heads, group, head_dim, context, streams_log2, prefetch_bytes;
   float scale;
   // One slot a stretch: group x width weighted values in wide order (simd.h), then the group's maxima, then its sums.
   float* scratch;
@@ -39,7 +49,11 @@ struct Attention {
   // Of a head's queries and weighted values: whole lines.
   int64_t width() const { return whole_lines(head_dim, kPerLine<bf16>); }
 
-  const T* keys(int64_t head, int64_t place) const { return k_cache + (head * max_context + place) * head_dim; }
+  const T* keys(int64_t head, int64_t place) const {
+    const int64_t block = cache.block_table == nullptr ? 0 : cache.block_table[place >> cache.block_log2];
+    const int64_t within = place & ((int64_t{1} << cache.block_log2) - 1);
+    return k_cache + block * cache.block_stride + head * cache.head_stride + within * head_dim;
+  }
 
   void prefetch(const T* line) const { __builtin_prefetch(reinterpret_cast<const char*>(line) + prefetch_bytes); }
 
@@ -50,16 +64,19 @@ struct Attention {
   float* sums(float* slot) const { return slot + group * (width() + 1); }
 };
 
-// The keys, or the values, of at most kBlock places: the same number of each stream, in turns.
+// Of at most kBlock places: where their keys lie. The last one stands in for those that are missing.
 template <class T>
 struct Block {
-  const T* first;
-  int64_t stream, head_dim;  // elements from a place to that of the next stream, and to the next of its own
-  int64_t streams_log2, count;
+  const T* keys[kBlock];
+  int64_t count;
 
-  const T* place(int64_t i) const {
-    const int64_t turn = i >> streams_log2;
-    return first + (i - (turn << streams_log2)) * stream + turn * head_dim;
+  // The same number of places of each stream, in turns; stream_places from one stream to the next.
+  Block(const Attention<T>& a, int64_t head, int64_t first, int64_t stream_places, int64_t streams_log2, int64_t count)
+      : count(count) {
+    const int64_t streams = int64_t{1} << streams_log2;
+    for (int64_t i = 0; i < count; ++i)
+      keys[i] = a.keys(head, first + (i & (streams - 1)) * stream_places + (i >> streams_log2));
+    std::fill(keys + count, keys + kBlock, keys[count - 1]);
   }
 };
 
@@ -91,45 +108,43 @@ template <class T, int G>
   add_products<T, G>(rest, 0, q + d, width, products);
 }
 
-// scores[g][j] = scale q[g] . keys[j] for G query heads and kPlaces<G> places from `first` on, summed up together. The
-// last one stands in for those that are missing. kRest: a head ends within a register. Heads that don't have an
-// instance of their own, and it is inlined, since else the compiler keeps the products in memory. kPrefetch: as yet
-// unread.
+// scores[g][j] = scale q[g] . keys[j] for G query heads and kPlaces<G> places, summed up together. kRest: a head ends
+// within a register. Heads that don't have an instance of their own, and it is inlined, since else the compiler keeps
+// the products in memory. kPrefetch: as yet unread.
 template <class T, int G, bool kRest, bool kPrefetch>
-[[gnu::always_inline]] inline void score(const Attention<T>& a, const Block<T>& keys, int64_t first, const Factor<T>* q,
+[[gnu::always_inline]] inline void score(const Attention<T>& a, const T* const* keys, const Factor<T>* q,
                                          float* scores) {
   constexpr int64_t kStep = kPerRegister<T>;
-  const T* places[kPlaces<G>];
-  for (int j = 0; j < kPlaces<G>; ++j) places[j] = keys.place(std::min(first + j, keys.count - 1));
   vec products[kLanes];
   for (vec& product : products) product = vec{};
   int64_t d = 0;
   for (; d + kStep <= a.head_dim; d += kStep) {
-    for (int j = 0; kPrefetch && d % kPerLine<T> == 0 && j < kPlaces<G>; ++j) a.prefetch(places[j] + d);
-    add_products<T, G>(places, d, q, a.width(), products);
+    for (int j = 0; kPrefetch && d % kPerLine<T> == 0 && j < kPlaces<G>; ++j) a.prefetch(keys[j] + d);
+    add_products<T, G>(keys, d, q, a.width(), products);
   }
-  if constexpr (kRest) add_rest<T, G>(places, d, a.head_dim - d, q, a.width(), products);
+  if constexpr (kRest) add_rest<T, G>(keys, d, a.head_dim - d, q, a.width(), products);
   float lanes[kLanes];
   store(lanes, sums(products) * a.scale);
-  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock + first, lanes + g * kPlaces<G>, kPlaces<G> * sizeof(float));
+  for (int g = 0; g < G; ++g) memcpy(scores + g * kBlock, lanes + g * kPlaces<G>, kPlaces<G> * sizeof(float));
 }
 
 // The scores of G heads; minus infinity behind them.
 template <class T, int G, bool kRest, bool kPrefetch>
-void score_heads(const Attention<T>& a, const Block<T>& keys, const Factor<T>* q, float* scores) {
-  for (int64_t j = 0; j < keys.count; j += kPlaces<G>) score<T, G, kRest, kPrefetch>(a, keys, j, q, scores);
-  for (int g = 0; g < G; ++g) std::fill(scores + g * kBlock + keys.count, scores + (g + 1) * kBlock, kMinusInfinity);
+void score_heads(const Attention<T>& a, const Block<T>& block, const Factor<T>* q, float* scores) {
+  for (int64_t j = 0; j < block.count; j += kPlaces<G>)
+    score<T, G, kRest, kPrefetch>(a, block.keys + j, q, scores + j);
+  for (int g = 0; g < G; ++g) std::fill(scores + g * kBlock + block.count, scores + (g + 1) * kBlock, kMinusInfinity);
 }
 
 // For the whole group, four heads at a time. The first pass reads the keys, the others find them in the caches.
 template <class T, bool kRest, bool kPrefetch = true>
-void score_block(const Attention<T>& a, const Block<T>& keys, const Factor<T>* q, float* scores, int64_t g = 0) {
+void score_block(const Attention<T>& a, const Block<T>& block, const Factor<T>* q, float* scores, int64_t g = 0) {
   const int64_t heads = a.group - g >= 4 ? 4 : a.group - g >= 2 ? 2 : 1;
   const auto pass = heads == 4   ? score_heads<T, 4, kRest, kPrefetch>
                     : heads == 2 ? score_heads<T, 2, kRest, kPrefetch>
                                  : score_heads<T, 1, kRest, kPrefetch>;
-  pass(a, keys, q + g * a.width(), scores + g * kBlock);
-  if (g + heads < a.group) score_block<T, kRest, false>(a, keys, q, scores, g + heads);
+  pass(a, block, q + g * a.width(), scores + g * kBlock);
+  if (g + heads < a.group) score_block<T, kRest, false>(a, block, q, scores, g + heads);
 }
 
 // The online softmax: a block with a new maximum scales down what was summed under the old one.
@@ -205,16 +220,15 @@ void add_group(const Attention<T>& a, const T* const* rows, int count, const flo
 }
 
 template <class T>
-void attend_block(const Attention<T>& a, Block<T> block, const Factor<T>* q, float* scores, float* slot) {
+void attend_block(const Attention<T>& a, const Block<T>& block, const Factor<T>* q, float* scores, float* slot) {
   const auto score = a.head_dim % kPerRegister<T> == 0 ? score_block<T, false> : score_block<T, true>;
   score(a, block, q, scores, 0);
   softmax_block(a, scores, slot, a.maxima(slot), a.sums(slot));
-  block.first += a.v_cache - a.k_cache;
   for (int64_t j = 0; j < block.count; j += kRows) {
     const int count = static_cast<int>(std::min<int64_t>(kRows, block.count - j));
-    const T* rows[kRows];
-    for (int i = 0; i < count; ++i) rows[i] = block.place(j + i);
-    add_group(a, rows, count, scores + j, slot);
+    const T* values[kRows];
+    for (int i = 0; i < count; ++i) values[i] = block.keys[j + i] + (a.v_cache - a.k_cache);
+    add_group(a, values, count, scores + j, slot);
   }
 }
 
@@ -228,15 +242,14 @@ void attend(const Attention<T>& a, int64_t head, int64_t begin, int64_t end, flo
   std::fill(slot, a.maxima(slot), 0.0f);
   std::fill(a.maxima(slot), a.sums(slot), kMinusInfinity);
   std::fill(a.sums(slot), a.sums(slot) + a.group, 0.0f);
-  const auto block = [&](int64_t place, int64_t stream_places, int64_t count) {
-    const Block<T> keys{a.keys(head, place), stream_places * a.head_dim, a.head_dim, a.streams_log2, count};
-    attend_block(a, keys, q, scores, slot);
+  const auto block = [&](int64_t place, int64_t stream_places, int64_t streams_log2, int64_t count) {
+    attend_block(a, {a, head, place, stream_places, streams_log2, count}, q, scores, slot);
   };
   const int64_t turns = (end - begin) >> a.streams_log2, most = kBlock >> a.streams_log2;
   for (int64_t turn = 0; turn < turns; turn += most)
-    block(begin + turn, turns, std::min(most, turns - turn) << a.streams_log2);
+    block(begin + turn, turns, a.streams_log2, std::min(most, turns - turn) << a.streams_log2);
   const int64_t done = turns << a.streams_log2;
-  if (begin + done < end) block(begin + done, 1, end - begin - done);
+  if (begin + done < end) block(begin + done, 0, 0, end - begin - done);
 }
 
 // The stretches of one share of the line of all places: one in each head that it touches.
@@ -273,25 +286,46 @@ void combine(const Attention<T>& a, int64_t head, int64_t first, int64_t last) {
   }
 }
 
-// q and out [num_kv_heads * group, head_dim], caches [num_kv_heads, max_context, head_dim], all contiguous. Places from
-// *context (>= 1, read now) on are not read. group <= 16; head_dim is a multiple of 16, at most 256.
-// scratch: (num_kv_heads + threads - 1) * group * (head_dim rounded up to 32 + 2) floats.
-// num_streams: 1, 2, 4 or 8 of a stretch. prefetch_bytes: how far ahead of a load its stream is prefetched.
 template <class T>
-void decode_attention(const T* q, const T* k_cache, const T* v_cache, const int64_t* context, T* out, float* scratch,
-                      int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t max_context, int64_t num_streams,
-                      int64_t prefetch_bytes, cpu_pool* pool) {
-  const Attention<T> a{q, k_cache, v_cache, out, num_kv_heads, group, head_dim, max_context, *context,
-                       __builtin_ctzll(num_streams), prefetch_bytes, 1.0f / std::sqrt(static_cast<float>(head_dim)),
-                       scratch};
-  const Shares shares(num_kv_heads * a.context, num_threads(pool));
+void attend_all(const Attention<T>& a, cpu_pool* pool) {
+  const Shares shares(a.num_kv_heads * a.context, num_threads(pool));
   for_each_share(pool, shares.count,
                  [&](int64_t begin, int64_t end, int64_t share) { attend_share(a, begin, end, share); });
-  for (int64_t head = 0; head < num_kv_heads; ++head)
+  for (int64_t head = 0; head < a.num_kv_heads; ++head)
     combine(a, head, shares.owner(head * a.context), shares.owner((head + 1) * a.context - 1));
+}
+
+// q and out [num_kv_heads * group, head_dim], contiguous. Places from *context (>= 1, read now) on are not read.
+// group <= 16; head_dim is a multiple of 16, at most 256.
+// scratch: (num_kv_heads + threads - 1) * group * (head_dim rounded up to 32 + 2) floats.
+// num_streams: 1, 2, 4 or 8 of a stretch. prefetch_bytes: how far ahead of a load its stream is prefetched.
+
+// Caches [num_kv_heads, max_context, head_dim], contiguous.
+template <class T>
+void contiguous(const T* q, const T* k_cache, const T* v_cache, const int64_t* context, T* out, float* scratch,
+                int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t max_context, int64_t num_streams,
+                int64_t prefetch_bytes, cpu_pool* pool) {
+  const Cache cache{nullptr, kWhole, 0, max_context * head_dim};
+  attend_all<T>({q, k_cache, v_cache, cache, out, num_kv_heads, group, head_dim, *context, __builtin_ctzll(num_streams),
+                 prefetch_bytes, 1.0f / std::sqrt(static_cast<float>(head_dim)), scratch},
+                pool);
+}
+
+// Caches [blocks, num_kv_heads, block_size, head_dim] by their strides, values behind keys at the same distance
+// everywhere. block_size: a power of two. block_table: the blocks of the request's places in turn.
+template <class T>
+void paged(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const int64_t* context, T* out,
+           float* scratch, int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t block_size,
+           int64_t block_stride, int64_t head_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
+  const Cache cache{block_table, __builtin_ctzll(block_size), block_stride, head_stride};
+  attend_all<T>({q, k_cache, v_cache, cache, out, num_kv_heads, group, head_dim, *context, __builtin_ctzll(num_streams),
+                 prefetch_bytes, 1.0f / std::sqrt(static_cast<float>(head_dim)), scratch},
+                pool);
 }
 
 }  // namespace
 
-EXPORT_KERNEL(decode_attention_bf16, decode_attention<bf16>)
-EXPORT_KERNEL(decode_attention_f32, decode_attention<float>)
+EXPORT_KERNEL(decode_attention_bf16, contiguous<bf16>)
+EXPORT_KERNEL(decode_attention_f32, contiguous<float>)
+EXPORT_KERNEL(decode_attention_paged_bf16, paged<bf16>)
+EXPORT_KERNEL(decode_attention_paged_f32, paged<float>)

@@ -131,6 +131,24 @@ void qk_norm_rope_cache(const T* q, const T* k, const T* v, const T* q_weight, c
   });
 }
 
+// Keys and values of m tokens, k and v [m, num_kv_heads, head_dim], into a cache of blocks: the places' block_size
+// within a block are contiguous, heads and blocks stand apart by their strides. slots [m]: block * block_size + place; a
+// token whose slot is negative has none.
+template <class T>
+void write_places(const T* k, const T* v, const int64_t* slots, T* k_cache, T* v_cache, int64_t m, int64_t num_kv_heads,
+                  int64_t head_dim, int64_t block_size, int64_t block_stride, int64_t head_stride, int64_t k_stride,
+                  int64_t v_stride, cpu_pool* pool) {
+  for_each_row(pool, m, [=](int64_t row) {
+    if (slots[row] < 0) return;
+    const int64_t block = slots[row] / block_size, within = slots[row] % block_size;
+    for (int64_t head = 0; head < num_kv_heads; ++head) {
+      const int64_t place = block * block_stride + head * head_stride + within * head_dim;
+      memcpy(k_cache + place, k + row * k_stride + head * head_dim, head_dim * sizeof(T));
+      memcpy(v_cache + place, v + row * v_stride + head * head_dim, head_dim * sizeof(T));
+    }
+  });
+}
+
 template <class T>
 void silu_mul_row(const T* gate, const T* up, T* out, int64_t size) {
   for (int64_t i = 0; i < size; i += kLanes) {
@@ -212,6 +230,7 @@ EXPORT_ELEMENTWISE(embed)
 EXPORT_ELEMENTWISE(rmsnorm)
 EXPORT_ELEMENTWISE(add_rmsnorm)
 EXPORT_ELEMENTWISE(qk_norm_rope_cache)
+EXPORT_ELEMENTWISE(write_places)
 EXPORT_ELEMENTWISE(silu_mul)
 EXPORT_ELEMENTWISE(sigmoid_mul)
 EXPORT_ELEMENTWISE(argmax)

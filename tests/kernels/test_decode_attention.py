@@ -67,6 +67,33 @@ def test_more_and_fewer_heads_than_threads(kernels, pool, kernel_reference, kv_h
     check(kernels, pool, kernel_reference, "bf16", context, 2, 32, kv_heads=kv_heads)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("block_size", [16, 32, 128])
+@pytest.mark.parametrize("context", [1, 16, 33, 128, 300])
+def test_blocks_give_what_a_whole_cache_gives(kernels, pool, dtype, block_size, context):
+    """Bit for bit: places in blocks out of order, keys and values of a head side by side, NaN in all others."""
+    kv_heads, group, head_dim = 3, 2, 64
+    expected, q, keys, values = run(kernels, pool, dtype, context, group, head_dim, kv_heads=kv_heads)
+    needed = -(-context // block_size)
+    table = np.random.default_rng(context).permutation(needed + 2)[:needed].astype(np.int32)
+    cache = stored(np.full((needed + 2, kv_heads, 2, block_size, head_dim), np.nan), dtype)
+    for number, block in enumerate(table):
+        places = slice(number * block_size, min(context, (number + 1) * block_size))
+        count = places.stop - places.start
+        cache[block, :, 0, :count] = stored(keys[:, places], dtype)
+        cache[block, :, 1, :count] = stored(values[:, places], dtype)
+    out = Guarded((kv_heads * group, head_dim), dtype)
+    scratch = Guarded(((kv_heads + pool[1] - 1) * group * (whole_lines(head_dim) + 2),), "f32")
+    head_stride = 2 * block_size * head_dim
+    sizes = (kv_heads, group, head_dim, block_size, kv_heads * head_stride, head_stride, 4, 256)
+    kernels("decode_attention")(
+        f"decode_attention_paged_{dtype}", stored(q, dtype), cache, cache[:, :, 1], table, np.array([context]), out,
+        scratch, *sizes, pool[0],
+    )  # fmt: skip
+    np.testing.assert_array_equal(out.result(), expected)
+    scratch.result()
+
+
 def test_a_full_cache(kernels, pool, kernel_reference):
     check(kernels, pool, kernel_reference, "bf16", 96, 2, 64, max_context=96)
 

@@ -192,3 +192,26 @@ def test_advance_adds_to_the_context(kernels, pool):
     context = np.array([41], np.int64)
     kernels("elementwise")("advance_context", context, 512, pool[0])
     assert context.tolist() == [553]
+
+
+@dtypes
+@rows
+def test_write_places(kernels, pool, dtype, m):
+    """Rows with a stride, blocks out of order, one token that has no place; nothing else is touched."""
+    kv_heads, head_dim, block_size, blocks = 3, 20, 4, 5
+    rows_of_both = normals((m, 2 * kv_heads * head_dim + 7), dtype)
+    k, v = rows_of_both[:, : kv_heads * head_dim], rows_of_both[:, kv_heads * head_dim : 2 * kv_heads * head_dim]
+    slots = np.array([13, -1, 3, 4, 19][:m])
+    cache = Guarded((blocks, kv_heads, 2, block_size, head_dim), dtype)
+    strides = (kv_heads * 2 * block_size * head_dim, 2 * block_size * head_dim, rows_of_both.shape[1])
+    kernels("elementwise")(
+        f"write_places_{dtype}", k, v, slots, cache, cache.values[:, :, 1], m, kv_heads, head_dim, block_size, *strides,
+        rows_of_both.shape[1], pool[0],
+    )  # fmt: skip
+    found = cache.result()
+    for row, slot in enumerate(slots):
+        if slot >= 0:
+            written = found[slot // block_size, :, :, slot % block_size]
+            np.testing.assert_array_equal(written[:, 0], exact(k[row]).reshape(kv_heads, head_dim))
+            np.testing.assert_array_equal(written[:, 1], exact(v[row]).reshape(kv_heads, head_dim))
+    assert np.isfinite(found).sum() == 2 * kv_heads * head_dim * (slots >= 0).sum()

@@ -107,6 +107,18 @@ class LinearBackend(Protocol):
         """x is [m, k]; out is [m, n] and may have a row stride above n; both keep their addresses."""
 
 
+@dataclass(frozen=True)
+class BlockCache:
+    """A request's keys and values in blocks among those of others, as servers keep them; head_dim is contiguous."""
+
+    keys: Tensor
+    """[blocks, num_kv_heads, block_size, head_dim]"""
+    values: Tensor
+    """As the keys, at the same strides."""
+    table: Tensor
+    """int32: the blocks of the request's places in turn."""
+
+
 class AttentionBackend(Protocol):
     """Causal attention of m new queries over the filled places of a contiguous cache, scaled by head_dim^-0.5."""
 
@@ -114,6 +126,8 @@ class AttentionBackend(Protocol):
     contest_legal: ClassVar[bool]
     uses_pool: ClassVar[bool] = False
     compiles_at_launch: ClassVar[bool] = False
+    takes_blocks: ClassVar[bool] = False
+    """Reads a cache in blocks where it lies (`bind_blocks`); the others want it gathered first."""
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -136,6 +150,12 @@ class AttentionBackend(Protocol):
         `context` is one int64: the filled places, the m new ones included. It is read when the launch runs, since it
         grows with every step while the addresses stay.
         """
+
+    def bind_blocks(
+        self, q: Tensor, cache: BlockCache, context: Tensor, out: Tensor, problem: AttentionProblem
+    ) -> Launch:
+        """The same on a cache in blocks; max_context says nothing here. Only where `takes_blocks`."""
+        raise NotImplementedError(f"{self.name} takes a contiguous cache")
 
 
 @dataclass(frozen=True)

@@ -93,14 +93,15 @@ class KernelLaunch(functools.partial[None]):
     """A launch of a CPU kernel, and the cheapest call that Python has. Who can't keep its buffers where they were bound
     moves them: 0.1 us, where binding anew takes 8."""
 
-    def mover(self, x: Tensor, out: Tensor) -> Callable[[int, int], None]:
-        """Launches on other buffers of the shapes and strides of these two, which it was bound with: (address of what
-        stands for x, of what stands for out). They must live until it returns."""
+    def mover(self, *tensors: Tensor) -> Callable[..., None]:
+        """Launches on other buffers of the shapes and strides of these, which it was bound with: takes the address of
+        what stands for each. They must live until it returns."""
         slots = self.args[0]
-        at_x, at_out = (_place(slots.arguments, tensor) for tensor in (x, out))
+        places = [_place(slots.arguments, tensor) for tensor in tensors]
 
-        def launch(x_address: int, out_address: int) -> None:
-            slots[at_x], slots[at_out] = x_address, out_address
+        def launch(*addresses: int) -> None:
+            for place, address in zip(places, addresses, strict=True):
+                slots[place] = address
             self()
 
         return launch

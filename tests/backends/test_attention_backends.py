@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from harness.backends.attention.torch_sdpa import bind_masked  # noqa: E402  # behind the skip
-from harness.backends.base import Executor  # noqa: E402
+from harness.backends.base import BlockCache, Executor  # noqa: E402
 from harness.backends.registry import attention_backends  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.problem import AttentionProblem  # noqa: E402
@@ -81,6 +81,33 @@ def test_decode(name, dtype, context, cpu_pool):
 @pytest.mark.parametrize("head_dim", [32, 80, 128, 256])
 def test_shapes(name, group, head_dim, cpu_pool):
     check(name, make(group=group, head_dim=head_dim), 70, cpu_pool)
+
+
+@each_dtype
+@pytest.mark.parametrize("block_size", [16, 32])
+@pytest.mark.parametrize("context", [1, 32, 100])
+def test_a_cache_in_blocks(dtype, block_size, context, cpu_pool):
+    """As on a whole cache, whose blocks lie backwards here, also when what it was bound to has moved."""
+    problem, blocks = make(dtype=dtype), PLACES // block_size
+    q, k_cache, v_cache, out = tensors(problem, context, torch.nan)
+    both = torch.stack((k_cache, v_cache), 1).view(2, 2, blocks, block_size, 64).permute(2, 0, 1, 3, 4).flip(0)
+    both = both.contiguous()
+    table = torch.arange(blocks - 1, -1, -1, dtype=torch.int32)
+    cache = BlockCache(both[:, :, 0], both[:, :, 1], torch.zeros_like(table))
+    before = torch.zeros_like(q), torch.zeros_like(out)
+    backend = attention_backends.get("cpu-decode")(Executor(CPU, cpu_pool))
+    launch = backend.bind_blocks(before[0], cache, torch.tensor([context]), before[1], problem)
+    launch.mover(before[0], before[1], cache.table)(q.data_ptr(), out.data_ptr(), table.data_ptr())
+    reference = expected(q, k_cache, v_cache, context)
+    torch.testing.assert_close(out.double(), reference, rtol=0, atol=TOLERANCE[dtype])
+    assert not before[1].any()
+
+
+def test_a_backend_says_that_it_takes_no_blocks():
+    backend, q = attention_backends.get("torch-sdpa"), torch.zeros(1, 4, 64)
+    assert not backend.takes_blocks
+    with pytest.raises(NotImplementedError, match="torch-sdpa takes a contiguous cache"):
+        backend(Executor(CPU)).bind_blocks(q, BlockCache(q, q, q), q, q, make())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
-from harness.backends.base import AttentionBackend, Executor, Launch, Support
-from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
+from harness.backends.base import AttentionBackend, BlockCache, Executor, Launch, Support
+from harness.backends.launch import KERNEL_DTYPES, KernelLaunch, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import attention_backend
 from harness.backends.streams import stream_space, streams_or_default
 from harness.kernel_build import kernel_source, load_kernel
@@ -26,6 +26,7 @@ class CpuDecode(AttentionBackend):
 
     contest_legal = True
     uses_pool = True
+    takes_blocks = True
 
     def __init__(
         self, executor: Executor, num_streams: int | None = None, prefetch_bytes: int | None = None
@@ -64,11 +65,26 @@ class CpuDecode(AttentionBackend):
         out: Tensor,
         problem: AttentionProblem,
     ) -> Launch:
-        kv_heads, head_dim = problem.num_kv_heads, problem.head_dim
-        group = problem.num_heads // kv_heads
+        tensors = (q, k_cache, v_cache, context, out, self._scratch(problem))
+        return self._bind("decode_attention", problem, tensors, (problem.max_context,))
+
+    def bind_blocks(
+        self, q: Tensor, cache: BlockCache, context: Tensor, out: Tensor, problem: AttentionProblem
+    ) -> KernelLaunch:  # fmt: skip
+        """block_size is a power of two, and values are everywhere as far from their keys."""
+        tensors = (q, cache.keys, cache.values, cache.table, context, out, self._scratch(problem))
+        strides = cache.keys.stride(0), cache.keys.stride(1)
+        return self._bind("decode_attention_paged", problem, tensors, (cache.keys.shape[2], *strides))
+
+    def _scratch(self, problem: AttentionProblem) -> Tensor:
         threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
-        scratch = torch.empty((kv_heads + threads - 1) * group * (whole_lines(head_dim) + 2), dtype=torch.float32)
-        kernel = f"decode_attention_{KERNEL_DTYPES[problem.dtype]}"
-        sizes = (kv_heads, group, head_dim, problem.max_context, *self._streams)
-        tensors = (q, k_cache, v_cache, context, out, scratch)
-        return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
+        group = problem.num_heads // problem.num_kv_heads
+        slots = (problem.num_kv_heads + threads - 1) * group
+        return torch.empty(slots * (whole_lines(problem.head_dim) + 2), dtype=torch.float32)
+
+    def _bind(
+        self, kernel: str, problem: AttentionProblem, tensors: Sequence[Tensor], cache_sizes: Sequence[int]
+    ) -> KernelLaunch:  # fmt: skip
+        heads = problem.num_kv_heads, problem.num_heads // problem.num_kv_heads, problem.head_dim
+        name = f"{kernel}_{KERNEL_DTYPES[problem.dtype]}"
+        return bind_kernel(self._library, name, (*tensors, *heads, *cache_sizes, *self._streams), self._executor)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.ab.shapes import Calls, Case, cases
-from harness.ab.side import REGISTRIES
 from harness.absent_card import compiling_for
 from harness.backends.base import Executor
+from harness.backends.registry import REGISTRIES
 from harness.errors import ConfigError
 from harness.records import Say
 from harness.specs.ab import AbConfig

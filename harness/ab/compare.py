@@ -17,8 +17,9 @@ from harness.ab.judge import confirmation, judge_shape
 from harness.ab.race import Race
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
-from harness.ab.side import REGISTRIES, Side, open_side
+from harness.ab.side import Side, open_side
 from harness.backends.base import Executor
+from harness.backends.registry import REGISTRIES
 from harness.devices.contention import WaitBooks
 from harness.environment import read_environment
 from harness.errors import ConfigError, UnavailableError

@@ -9,16 +9,12 @@ from typing import TYPE_CHECKING, Any
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case
 from harness.backends.base import Executor, Launch
-from harness.backends.registry import Registry, attention_backends, linear_attention_backends, linear_backends
-from harness.specs.ab import AbRow, Op
+from harness.specs.ab import AbRow
 from harness.specs.problem import Parameters
 
 if TYPE_CHECKING:
     from harness.ab.operands.base import Bound, Operands
 
-REGISTRIES: dict[Op, Registry[Any]] = {
-    "linear": linear_backends, "attention": attention_backends, "linear-attention": linear_attention_backends,
-}  # fmt: skip
 MEMORY_NOISE_BYTES = 64 << 20
 """What a process may grow by without keeping a copy: a library's scratch, freed blocks that the allocator holds."""
 

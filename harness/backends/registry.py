@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.backends.base import AttentionBackend, LinearAttentionBackend, LinearBackend, Support
 from harness.errors import ConfigError, UnavailableError
+from harness.specs.ab import Op
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import Parameters
 from harness.specs.selection import SelectionEntry
@@ -164,6 +165,9 @@ attention_backends: Registry[AttentionBackend] = Registry("attention", preferenc
 linear_attention_backends: Registry[LinearAttentionBackend] = Registry(
     "linear_attention", preference=("cpu-recurrent", "torch-recurrent")
 )
+REGISTRIES: dict[Op, Registry[Any]] = {
+    "linear": linear_backends, "attention": attention_backends, "linear-attention": linear_attention_backends,
+}  # fmt: skip
 linear_backend, choose_linear = linear_backends.register, linear_backends.choose
 attention_backend, choose_attention = attention_backends.register, attention_backends.choose
 linear_attention_backend, choose_linear_attention = linear_attention_backends.register, linear_attention_backends.choose

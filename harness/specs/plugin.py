@@ -2,6 +2,7 @@
 
 from pydantic import NonNegativeInt, PositiveInt
 
+from harness.specs.ab import Op
 from harness.specs.base import Frozen
 from harness.specs.problem import Parameters
 
@@ -12,6 +13,7 @@ STOCK = "vllm"
 class PluginPath(Frozen):
     """One layer at one number of rows under one variant."""
 
+    op: Op
     layer: str
     """vLLM's name of the module: model.layers.0.self_attn.qkv_proj."""
     role: str
@@ -20,14 +22,14 @@ class PluginPath(Frozen):
     """Place of the table in HARNESS_SELECTION; -1: the selection was switched off."""
     m: PositiveInt | None
     """Rows; null: more than any that a table lists for this shape."""
-    n: PositiveInt
-    k: PositiveInt
+    shape: str
+    """As records name it: 1x32x64; mx32x64 of any number of rows."""
     backend: str
     parameters: Parameters = {}
     contest_legal: bool
     """The weight that it reads is as it was loaded."""
     read_bytes: NonNegativeInt | None
-    """What one call reads of the weight; null of vLLM's own path."""
+    """What one call reads; null of vLLM's own path, and where it grows with the context."""
     reason: str | None = None
     """Why vLLM's own path runs, where it is not that rows are too many."""
     num_calls: NonNegativeInt = 0

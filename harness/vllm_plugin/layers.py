@@ -65,7 +65,7 @@ def _select(layer: Any) -> None:
     session = _session()
     if session is None or method is None or not _multiplies(layer):
         return
-    if session.largest(_rows(layer), layer.weight.shape[1], dtype_name(layer.weight)):
+    if session.linears.largest(_rows(layer), layer.weight.shape[1], dtype_name(layer.weight)):
         layer.quant_method = method(layer.quant_method, session)
 
 
@@ -128,12 +128,12 @@ class _Selected:
         layer.weight = weight
         if weight.ndim == 2:  # a convolution's is not: it becomes one after its layer was made
             rows = _rows(layer)
-            self._session.add(Linear(
+            self._session.linears.add(Linear(
                 name=layer.prefix, weight=tensors["weight"], bias=bias, n=rows,
                 stock=lambda x, bias: self._stock.apply(layer, x, bias),
                 packed_by_vllm=_is_packed(layer),
                 kept_bytes=weight.nbytes if was_removed else 0,
-                largest=self._session.largest(rows, weight.shape[1], dtype_name(weight)), hashes=hashes,
+                largest=self._session.linears.largest(rows, weight.shape[1], dtype_name(weight)), hashes=hashes,
             ))  # fmt: skip
             self._is_known = True
 

@@ -31,7 +31,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     every layer another graph to compile."""
     if not _open:
         raise UnavailableError("the plugin's session was closed", "a model can't be used behind its engine's close")
-    return _open[0].linear(x, weight, bias)
+    return _open[0].linears.product(x, weight, bias)
 
 
 def _linear_shape(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from harness.specs.engine import OpChoice, layer_ranges
-from harness.specs.plugin import PluginPath, PluginReport
+from harness.specs.plugin import STOCK, PluginPath, PluginReport
 
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
@@ -48,11 +48,10 @@ def _layer(name: str) -> int:
 
 
 def _choice(path: PluginPath, num_tables: int) -> OpChoice:
-    rows = "m" if path.m is None else path.m
     return OpChoice(
-        op="linear", role=path.role, shape=f"{rows}x{path.n}x{path.k}", backend=path.backend,
+        op=path.op, role=path.role, shape=path.shape, backend=path.backend,
         parameters=tuple(path.parameters.items()), contest_legal=path.contest_legal, layers="",
         phase="prefill" if path.m is None else "decode", batch=path.m or 1, read_bytes=path.read_bytes,
-        note=f"variant {path.variant}" if num_tables > 1 else "", selected=path.read_bytes is not None,
+        note=f"variant {path.variant}" if num_tables > 1 else "", selected=path.backend != STOCK,
         fallback_from="selection" if path.reason else None, fallback_reason=path.reason,
     )  # fmt: skip

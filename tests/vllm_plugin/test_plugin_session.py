@@ -47,10 +47,10 @@ def layer(session: Session, bias: bool = False, padding: int = 0) -> Linear:
     weight, added = torch.randn(N + padding, K), torch.randn(N) if bias else None
     made = Linear(
         name="model.layers.0.o_proj", weight=weight, bias=added, n=N, packed_by_vllm=False, kept_bytes=0,
-        stock=lambda x, bias: x.new_full((*x.shape[:-1], N + padding), 7.0), largest=session.largest(N, K, "F32"),
-        hashes={"weight": tensor_hash(weight)},
+        stock=lambda x, bias: x.new_full((*x.shape[:-1], N + padding), 7.0),
+        largest=session.linears.largest(N, K, "F32"), hashes={"weight": tensor_hash(weight)},
     )  # fmt: skip
-    session.add(made)
+    session.linears.add(made)
     return made
 
 
@@ -71,20 +71,20 @@ def test_rows_that_are_listed_run_on_their_backend(backend: str, bias: bool) -> 
     results = []
     for shape in ((1, K), (4, K), (2, 2, K), (1, 4, K)):
         x = torch.randn(shape)
-        results.append((session.linear(x, linear.weight, linear.bias), exact(x, linear)))
+        results.append((session.linears.product(x, linear.weight, linear.bias), exact(x, linear)))
         assert results[-1][0].shape == (*shape[:-1], N)
     for out, expected in results:  # a result stays what it was when later calls have run
         assert torch.allclose(out.double(), expected, atol=1e-4)
     assert counted(session) == {(0, 1, backend): 1, (0, 4, backend): 3}
     x = torch.randn(K, 4).t()  # not contiguous
-    assert torch.allclose(session.linear(x, linear.weight, linear.bias).double(), exact(x, linear), atol=1e-4)
+    assert torch.allclose(session.linears.product(x, linear.weight, linear.bias).double(), exact(x, linear), atol=1e-4)
 
 
 def test_other_rows_are_vllms_own_and_say_why() -> None:
     session = opened(table(("torch-mv", 1), ("torch-mv", 4)))
     linear = layer(session)
     for m in (1, 2, 2, 4, 5, 500):
-        out = session.linear(torch.randn(m, K), linear.weight, None)
+        out = session.linears.product(torch.randn(m, K), linear.weight, None)
         assert bool((out == 7).all()) is (m > 1)
     assert counted(session) == {(0, 1, "torch-mv"): 1, (0, 2, "vllm"): 2, (0, 4, "vllm"): 1, (0, None, "vllm"): 2}
     reasons = {row.m: row.reason for row in session.report().paths}
@@ -96,7 +96,7 @@ def test_other_rows_are_vllms_own_and_say_why() -> None:
 def test_a_bias_that_comes_unexpected_is_not_left_out() -> None:
     session = opened(table(("torch", 1)))
     linear = layer(session)
-    assert (session.linear(torch.randn(1, K), linear.weight, torch.ones(N)) == 7).all()
+    assert (session.linears.product(torch.randn(1, K), linear.weight, torch.ones(N)) == 7).all()
     assert counted(session) == {(0, 1, "vllm"): 1}
 
 
@@ -105,7 +105,7 @@ def test_a_heads_padding_is_zeros(backend: str) -> None:
     session = opened(table((backend, 1)))
     linear = layer(session, padding=8)
     x = torch.randn(1, K)
-    out = session.linear(x, linear.weight, None)
+    out = session.linears.product(x, linear.weight, None)
     assert torch.allclose(out[:, :N].double(), exact(x, linear), atol=1e-4)
     assert (out[:, N:] == 0).all()
 
@@ -117,14 +117,14 @@ def test_variants_are_switched_between_calls(tmp_path: Path) -> None:
     for variant, times in ((0, 1), (1, 2), (-1, 3), (0, 4)):
         switch(tmp_path, variant, 2)
         for _ in range(times):
-            out = session.linear(x, linear.weight, None)
+            out = session.linears.product(x, linear.weight, None)
         assert bool((out == 7).all()) is (variant == -1)
     assert counted(session) == {(0, 1, "cpu-gemv"): 5, (1, 1, "torch"): 2, (-1, 1, "vllm"): 3}
     (found,) = read_reports(tmp_path)
     assert found == session.report()
-    session.switch(2)
+    session.paths.switch(2)
     with pytest.raises(ConfigError, match="no variant 2"):
-        session.linear(x, linear.weight, None)
+        session.linears.product(x, linear.weight, None)
 
 
 def test_memory_beside_the_weights_is_told() -> None:
@@ -140,11 +140,11 @@ def test_a_contest_takes_no_backend_with_a_layout_of_its_own() -> None:
         opened(table(("torch", 1), ("onednn", 4)), contest=True)
     session = opened(table(("cpu-gemv", 1)), contest=True)
     linear = layer(session)
-    session.linear(torch.randn(1, K), linear.weight, None)
-    ((before, now),) = session.hashes().values()
+    session.linears.product(torch.randn(1, K), linear.weight, None)
+    ((before, now),) = session.linears.hashes().values()
     assert before == now
     linear.weight[3, 5] += 1e-3
-    ((before, now),) = session.hashes().values()
+    ((before, now),) = session.linears.hashes().values()
     assert before != now
 
 
@@ -159,11 +159,11 @@ def test_an_input_of_another_type_is_refused() -> None:
     session = opened(table(("cpu-gemv", 1)))
     linear = layer(session)
     with pytest.raises(UnavailableError, match=r"o_proj got torch.float64"):
-        session.linear(torch.randn(1, K, dtype=torch.float64), linear.weight, None)
+        session.linears.product(torch.randn(1, K, dtype=torch.float64), linear.weight, None)
 
 
 def test_a_weight_that_was_moved_is_refused() -> None:
     session = opened(table(("cpu-gemv", 1)))
     linear = layer(session)
     with pytest.raises(UnavailableError, match="not where it was loaded"):
-        session.linear(torch.randn(1, K), linear.weight.clone(), None)
+        session.linears.product(torch.randn(1, K), linear.weight.clone(), None)

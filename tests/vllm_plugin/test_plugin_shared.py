@@ -26,7 +26,15 @@ from harness.vllm_plugin.shared import (
 def path(layer: str, m: int | None, backend: str = "cpu-gemv", **changes: object) -> PluginPath:
     read = None if backend == "vllm" else 4096
     return PluginPath(
-        layer=layer, role="qkv", variant=0, m=m, n=32, k=64, backend=backend, contest_legal=True, read_bytes=read
+        op="linear",
+        layer=layer,
+        role="qkv",
+        variant=0,
+        m=m,
+        shape=f"{m or 'm'}x32x64",
+        backend=backend,
+        contest_legal=True,
+        read_bytes=read,
     ).model_copy(update=changes)
 
 

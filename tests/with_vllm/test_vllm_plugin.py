@@ -51,7 +51,7 @@ def test_answers_agree_and_every_call_is_counted(case: str, dtype: str, tmp_path
         session, answers, likely, before = open_session(), {}, {}, {}
         assert session is not None
         for variant, backend in ((0, "cpu-gemv"), (-1, "vllm"), (1, "torch"), (0, "cpu-gemv")):
-            session.switch(variant)
+            session.paths.switch(variant)
             before = calls(session)
             answers[variant] = tokens(engine)
             inside, head = Counter[tuple[int | None, str]](), Counter[tuple[int | None, str]]()
@@ -119,7 +119,7 @@ def test_compiled_code_counts_as_well_and_has_a_key_of_its_own(tmp_path: Path) -
         found = since(before, calls(session))
         key = config.compute_hash()
         assert session is not None and config.additional_config.pop("llm-decode-harness")[1:] == [
-            session.tables[0].fingerprint
+            session.paths.tables[0].fingerprint
         ]
         assert config.compute_hash() != key
         assert engine.report().resolved["compilation_mode"] != "NONE"
@@ -137,7 +137,7 @@ def test_a_contest_leaves_every_weight_as_it_was_loaded(tmp_path: Path) -> None:
         answer = tokens(engine)
         session = open_session()
         assert session is not None
-        hashes, report = session.hashes(), session.report()
+        hashes, report = session.linears.hashes(), session.report()
     assert len(hashes) == 12 + 1 + 2 * 3, "weights of the layers and the head, biases of qkv and o"
     assert all(before == now for before, now in hashes.values())
     assert report.kept_bytes == 0

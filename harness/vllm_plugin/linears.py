@@ -1,0 +1,113 @@
+"""A model's linear layers, their paths through our backends, and what the op looks into when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from harness.errors import UnavailableError
+from harness.specs.plugin import STOCK, PluginPath
+from harness.specs.problem import LinearProblem
+from harness.vllm_plugin.audit import tensor_hash
+from harness.vllm_plugin.linear import Key, Linear, Product, bound_product
+from harness.vllm_plugin.paths import Paths
+
+UNEXPECTED_BIAS = "vLLM passes a bias where the layer has none, or none where it has one"
+
+
+class Linears:
+    """Products, by the address of their weight."""
+
+    def __init__(self, paths: Paths, write: Callable[[], None]) -> None:
+        """write: called when paths were added."""
+        self._paths, self._write = paths, write
+        self._by_address: dict[int, Linear] = {}
+        self._packed: dict[tuple[int, int], Any] = {}
+        self.kept_bytes = 0
+        """Beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts."""
+
+    def largest(self, n: int, k: int, dtype: str) -> int:
+        """Rows that any table lists at most for a weight of this shape; 0: none lists it."""
+        problems = [entry.problem for table in self._paths.tables for entry in table.entries]
+        shape = n, k, dtype
+        return max((p.m for p in problems if isinstance(p, LinearProblem) and (p.n, p.k, p.dtype) == shape), default=0)
+
+    def add(self, linear: Linear) -> None:
+        """Prepares every backend that a table names for it: none of that is left to a request."""
+        self.kept_bytes += linear.kept_bytes
+        self._by_address[linear.weight.data_ptr()] = linear
+        for variant, table in enumerate(self._paths.tables):
+            for entry in table.entries:
+                if entry.problem == linear.problem(entry.problem.m):
+                    self._add_path(linear, (variant, entry.problem.m, linear.bias is None))
+        self._write()
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """By the path that the active variant has for this layer and number of rows."""
+        layer = self._by_address.get(weight.data_ptr())
+        if layer is None:
+            raise UnavailableError(
+                "a weight is not where it was loaded, or is another model's", "no sleep mode; one model in a process"
+            )
+        rows = x.numel() // x.shape[-1]
+        key = self._paths.variant, min(rows, layer.largest + 1), bias is None
+        path = layer.paths.get(key)
+        if path is None:
+            path = self._add_path(layer, key)
+            self._write()
+        self._paths.counts[path[0]] += 1
+        return path[1](x, bias)
+
+    def _add_path(self, linear: Linear, key: Key) -> tuple[int, Product]:
+        row, product = self._path(linear, key)
+        linear.paths[key] = self._paths.add(row), product
+        return linear.paths[key]
+
+    def _path(self, linear: Linear, key: Key) -> tuple[PluginPath, Product]:
+        variant, m, no_bias = key
+        problem = linear.problem(m)
+        chosen = self._paths.chosen("linear", variant, problem)
+        if chosen is None or m > linear.largest:
+            return _stock_row(linear, key, None), linear.stock
+        if isinstance(chosen, str) or no_bias != (linear.bias is None):
+            return _stock_row(linear, key, chosen if isinstance(chosen, str) else UNEXPECTED_BIAS), linear.stock
+        entry, backend = chosen
+        packed = self._prepared(backend, linear, problem)
+        row = PluginPath(
+            op="linear", layer=linear.name, role=entry.role, variant=variant, m=m, shape=f"{m}x{linear.n}x{linear.k}",
+            backend=entry.backend, parameters=entry.parameters, contest_legal=backend.contest_legal,
+            read_bytes=backend.read_bytes(packed, m),
+        )  # fmt: skip
+        return row, bound_product(backend, packed, linear, m)
+
+    def _prepared(self, backend: Any, linear: Linear, problem: LinearProblem) -> Any:
+        key = linear.weight.data_ptr(), id(backend)
+        if key not in self._packed:
+            self._packed[key] = backend.prepare(linear.weight[: linear.n], linear.bias, problem)
+            self.kept_bytes += backend.kept_bytes(self._packed[key])
+        return self._packed[key]
+
+    def hashes(self) -> dict[str, tuple[str, str]]:
+        """(before vLLM processed it, now) of each parameter by name; nothing outside contests."""
+        return {
+            f"{linear.name}.{name}": (before, tensor_hash(getattr(linear, name)))
+            for linear in self._by_address.values()
+            for name, before in linear.hashes.items()
+        }
+
+    def close(self) -> None:
+        """Lets go of the weights."""
+        self._by_address.clear()
+        self._packed.clear()
+
+
+def _stock_row(linear: Linear, key: Key, reason: str | None) -> PluginPath:
+    variant, m, _ = key
+    rows = m if m <= linear.largest else None
+    return PluginPath(
+        op="linear", layer=linear.name, role=linear.name.rpartition(".")[2].removesuffix("_proj"), variant=variant,
+        m=rows, shape=f"{rows or 'm'}x{linear.n}x{linear.k}", backend=STOCK, contest_legal=not linear.packed_by_vllm,
+        read_bytes=None, reason=reason,
+    )  # fmt: skip

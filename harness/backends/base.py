@@ -26,6 +26,7 @@ from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem,
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from harness.backends.launch import KernelLaunch
     from harness.cpu_pool import CpuPool
 
 Launch = Callable[[], None]
@@ -153,8 +154,9 @@ class AttentionBackend(Protocol):
 
     def bind_blocks(
         self, q: Tensor, cache: BlockCache, context: Tensor, out: Tensor, problem: AttentionProblem
-    ) -> Launch:
-        """The same on a cache in blocks; max_context says nothing here. Only where `takes_blocks`."""
+    ) -> KernelLaunch:
+        """The same on a cache in blocks, to be moved from request to request; max_context says nothing here. Only where
+        `takes_blocks`."""
         raise NotImplementedError(f"{self.name} takes a contiguous cache")
 
 

@@ -8,7 +8,7 @@ from harness.vllm_plugin.settings import read_settings
 
 LAYERS = "vllm.model_executor.layers"
 NEEDED = {
-    "vllm.config": ("get_current_vllm_config_or_none",),
+    "vllm.config": ("get_current_vllm_config", "get_current_vllm_config_or_none"),
     "vllm.utils.torch_utils": ("direct_register_custom_op",),
     f"{LAYERS}.utils": ("dispatch_cpu_unquantized_gemm",),  # makes layer.cpu_linear
     f"{LAYERS}.linear": (
@@ -19,6 +19,12 @@ NEEDED = {
     f"{LAYERS}.vocab_parallel_embedding": (
         "UnquantizedEmbeddingMethod.process_weights_after_loading", "UnquantizedEmbeddingMethod.apply",
         "ParallelLMHead.register_oot", "VocabParallelEmbedding.register_oot",
+    ),
+    "vllm.v1.attention.backend": ("AttentionType.DECODER",),
+    "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CPU_ATTN"),
+    "vllm.v1.attention.backends.cpu_attn": (
+        "CPUAttentionBackend.get_impl_cls", "CPUAttentionBackendImpl.forward",
+        "CPUAttentionBackendImpl.do_kv_cache_update",
     ),
 }  # fmt: skip
 """What the plugin uses of vLLM, by module: 0.32's names, none of them promised to stay."""
@@ -54,6 +60,8 @@ def _has(module: str, name: str) -> bool:
 
 @functools.cache
 def _replace_layers() -> None:
+    from harness.vllm_plugin.cpu_attention import replace_attention
     from harness.vllm_plugin.layers import replace_layers
 
     replace_layers()
+    replace_attention()

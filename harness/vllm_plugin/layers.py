@@ -62,7 +62,7 @@ def _replace(stock: Any) -> None:
 def _select(layer: Any) -> None:
     """Puts our method in, where there is a selection that lists the layer's shape at any number of rows."""
     method = _METHODS.get(type(layer.quant_method))
-    session = _session()
+    session = model_session()
     if session is None or method is None or not _multiplies(layer):
         return
     if session.linears.largest(_rows(layer), layer.weight.shape[1], dtype_name(layer.weight)):
@@ -83,7 +83,7 @@ def _rows(layer: Any) -> int:
     return rows
 
 
-def _session() -> Session | None:
+def model_session() -> Session | None:
     """The process's, opened by the first layer: then vLLM has settled on a device and a type."""
     settings, session = read_settings(), op.current()
     if session is not None and session.settings == settings:
@@ -103,7 +103,8 @@ def _opened(settings: Settings, config: Any) -> Session:
     key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
     config.additional_config["llm-decode-harness"] = key
     pool = cast("CpuPool", OpenMpPool(torch.get_num_threads()))  # backends use its handle and num_threads alone
-    return Session(settings, tables, Executor(device, pool), notes)
+    keeps_prefixes = bool(config.cache_config.enable_prefix_caching)
+    return Session(settings, tables, Executor(device, pool), notes, keeps_prefixes)
 
 
 class _Selected:

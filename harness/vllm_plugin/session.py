@@ -7,6 +7,7 @@ import os
 from harness.backends.base import Executor
 from harness.specs.plugin import PluginReport
 from harness.specs.selection import SelectionTable
+from harness.vllm_plugin.attentions import Attentions
 from harness.vllm_plugin.linears import Linears
 from harness.vllm_plugin.paths import Paths
 from harness.vllm_plugin.settings import Settings
@@ -17,12 +18,15 @@ class Session:
     """Opened by the model's first layer that a table could list."""
 
     def __init__(
-        self, settings: Settings, tables: tuple[SelectionTable, ...], executor: Executor, notes: tuple[str, ...] = ()
-    ) -> None:
-        """ConfigError in a contest for a table with a backend that keeps weights in a layout of its own."""
+        self, settings: Settings, tables: tuple[SelectionTable, ...], executor: Executor, notes: tuple[str, ...] = (),
+        keeps_prefixes: bool = False,
+    ) -> None:  # fmt: skip
+        """keeps_prefixes: vLLM caches prefixes. ConfigError in a contest for a table with a backend that keeps weights
+        in a layout of its own."""
         self.settings, self._executor, self._notes = settings, executor, notes
         self.paths = Paths(settings, tables, executor)
         self.linears = Linears(self.paths, self._write)
+        self.attentions = Attentions(self.paths, executor, self._write, keeps_prefixes)
 
     def report(self) -> PluginReport:
         """The counts of now."""

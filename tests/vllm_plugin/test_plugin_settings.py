@@ -84,7 +84,7 @@ def test_registering_twice_replaces_once(table: Path, vllm_names: SimpleNamespac
     vllm_names.environment("HARNESS_SELECTION", str(table))
     harness.vllm_plugin.register()
     harness.vllm_plugin.register()
-    assert vllm_names.replaced == [1]
+    assert vllm_names.replaced == ["layers", "cpu_attention"]
 
 
 def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespace) -> None:
@@ -96,7 +96,8 @@ def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespac
         harness.vllm_plugin.register()
     vllm_names.remove_module("vllm.config")
     with pytest.raises(
-        UnavailableError, match=r"lacks vllm.config.get_current_vllm_config_or_none, .*RowParallelLinear"
+        UnavailableError,
+        match=r"lacks vllm.config.get_current_vllm_config, vllm.config.get_current_vllm_config_or_none, .*RowParallelL",
     ):
         install.check_names()
     assert not vllm_names.replaced
@@ -118,7 +119,7 @@ def test_every_name_that_is_imported_is_checked() -> None:
 @pytest.fixture
 def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A vLLM of nothing but the names that are needed, and what replaced its layers."""
-    replaced: list[int] = []
+    replaced: list[str] = []
     for module, names in install.NEEDED.items():
         stand_in = ModuleType(module)
         for name in names:
@@ -128,9 +129,10 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             if second:
                 setattr(owner, second, None)
         monkeypatch.setitem(sys.modules, module, stand_in)
-    layers = ModuleType("harness.vllm_plugin.layers")
-    layers.replace_layers = lambda: replaced.append(1)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, layers.__name__, layers)
+    for name, function in (("layers", "replace_layers"), ("cpu_attention", "replace_attention")):
+        module = ModuleType(f"harness.vllm_plugin.{name}")
+        setattr(module, function, lambda name=name: replaced.append(name))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     install._replace_layers.cache_clear()
 
     def remove_module(name: str) -> None:

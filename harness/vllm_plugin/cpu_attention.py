@@ -1,0 +1,113 @@
+"""vLLM's attention on a CPU, with ours in its place in layers whose heads a table lists."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+from harness.specs.problem import AttentionProblem
+from harness.specs.tensor import CONFIG_DTYPES
+from harness.vllm_plugin.attentions import AttentionLayer, Request
+from harness.vllm_plugin.layers import model_session
+
+
+def replace_attention() -> None:
+    """A CPU always takes CPU_ATTN, so this is where ours has to be."""
+    register_backend(AttentionBackendEnum.CPU_ATTN)(SelectedAttentionBackend)
+
+
+class SelectedAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
+    """vLLM's own but for who attends."""
+
+    @staticmethod
+    def get_impl_cls() -> type[SelectedAttention]:
+        return SelectedAttention
+
+
+class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
+    """One layer's."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._session, self._problems = model_session(), _problems(self)
+        listed = self._session is not None and _is_plain(self) and self._session.attentions.lists(self._problems[0])
+        self._is_listed = listed
+        self._layer: AttentionLayer | None = None
+
+    def forward(
+        self, layer: Any, query: Tensor, key: Tensor, value: Tensor, kv_cache: Tensor, attn_metadata: Any,
+        output: Tensor, output_scale: Tensor | None = None, output_block_scale: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """query and output [rows, num_heads, head_dim]"""
+        ours = self._known(layer)
+        if ours is not None and attn_metadata is not None and self._session is not None:
+            attentions, requests = self._session.attentions, _requests(attn_metadata)
+            if attentions.is_ours(ours):
+                attentions.attend(ours, requests, query, kv_cache, output)
+                return output
+            attentions.count(ours, requests)
+        attended: Tensor = super().forward(
+            layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+        )
+        return attended
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:  # fmt: skip
+        """key and value [rows, num_kv_heads, head_dim]"""
+        ours = self._known(layer)
+        if ours is not None and self._session is not None and self._session.attentions.is_ours(ours):
+            self._session.attentions.write(ours, key, value, kv_cache, slot_mapping)
+        else:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+
+    def _known(self, layer: Any) -> AttentionLayer | None:
+        """Only vLLM's calls tell the layer's name: the first is made when it measures its memory."""
+        if self._is_listed and self._layer is None and self._session is not None:
+            self._layer = self._session.attentions.add(layer.layer_name, *self._problems)
+        return self._layer
+
+
+def _problems(impl: Any) -> tuple[AttentionProblem, AttentionProblem]:
+    """(a decode step's, the longest prompt chunk's)"""
+    config = get_current_vllm_config()
+    longest = config.model_config.max_model_len
+    chunk = min(longest, config.scheduler_config.max_num_batched_tokens)
+    decode = AttentionProblem(
+        m=1, num_heads=impl.num_heads, num_kv_heads=impl.num_kv_heads, head_dim=impl.head_size, max_context=longest,
+        dtype=CONFIG_DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")],
+    )  # fmt: skip
+    return decode, decode.model_copy(update={"m": max(chunk, 2)})
+
+
+def _is_plain(impl: Any) -> bool:
+    """Causal attention over all of a request's own cache, and nothing else: what our backends do."""
+    return (
+        impl.attn_type == AttentionType.DECODER
+        and impl.alibi_slopes is None
+        and impl.sliding_window == -1
+        and not impl.logits_soft_cap
+        and impl.sinks is None
+        and impl.kv_sharing_target_layer_name is None
+        and not impl.is_fp8_kv_cache
+        and math.isclose(impl.scale, impl.head_size**-0.5, rel_tol=1e-6)
+    )
+
+
+def _requests(metadata: Any) -> list[Request]:
+    """Those of a step that have rows in it."""
+    begins, filled = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    rows = [slice(begin, end) for begin, end in pairwise(begins)]
+    return [
+        Request(part, places, table)
+        for part, places, table in zip(rows, filled, metadata.block_table, strict=False)
+        if part.stop > part.start
+    ]

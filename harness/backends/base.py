@@ -167,7 +167,7 @@ class DeltaInputs:
     qkv: Tensor
     """[m, conv_channels]: all query heads, all key heads, all value heads."""
     z: Tensor
-    """[m, num_value_heads * value_head_dim]: gates of the output."""
+    """[m, num_value_heads * value_head_dim]: gates of the output; not read without a norm."""
     b: Tensor
     """[m, num_value_heads]: how far a value is corrected, before the sigmoid."""
     a: Tensor
@@ -184,8 +184,8 @@ class DeltaWeights:
     """float32 [num_value_heads]"""
     dt_bias: Tensor
     """float32 [num_value_heads]"""
-    norm: Tensor
-    """[value_head_dim]"""
+    norm: Tensor | None
+    """[value_head_dim]; None where the engine does the gated norm itself: out is then the rule's own output."""
     eps: float
 
 
@@ -206,6 +206,8 @@ class LinearAttentionBackend(Protocol):
     contest_legal: ClassVar[bool]
     uses_pool: ClassVar[bool] = False
     compiles_at_launch: ClassVar[bool] = False
+    norm_is_optional: ClassVar[bool] = False
+    """Takes weights without a norm; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 

@@ -30,7 +30,7 @@ struct GatedDelta {
   int64_t qkv_stride, z_stride, b_stride, a_stride;
   const T* conv_weight;               // [channels, taps], the newest tap last
   const float *a_log, *dt_bias;       // [value heads]
-  const T* norm_weight;               // [value_dim]
+  const T* norm_weight;               // [value_dim], or null: then `out` is what the norm would take
   double eps;
   T* conv_state;  // [taps - 1, channels], the oldest first
   float* state;   // [value heads, key_dim, value_dim]
@@ -147,9 +147,14 @@ void value_head(const GatedDelta<T>& g, int64_t t, int64_t head, Token& token) {
   const float step = softplus(to_float(g.a[t * g.a_stride + head]) + g.dt_bias[head]);
   token.decay = std::exp(-std::exp(g.a_log[head]) * step);
   update_state(g.state + head * g.key_dim * g.value_dim, token, g.key_dim, g.value_dim, o);
-  for (int64_t i = 0; i < g.value_dim; i += kLanes) store(o + i, rounded_to<T>(load(o + i)));
   const int64_t column = head * g.value_dim, width = g.num_key_heads * g.group * g.value_dim;
-  gated_norm(g, o, g.z + t * g.z_stride + column, g.out + t * width + column);
+  T* const out = g.out + t * width + column;
+  if (g.norm_weight == nullptr) {
+    for (int64_t i = 0; i < g.value_dim; i += kLanes) store(out + i, load(o + i));
+    return;
+  }
+  for (int64_t i = 0; i < g.value_dim; i += kLanes) store(o + i, rounded_to<T>(load(o + i)));
+  gated_norm(g, o, g.z + t * g.z_stride + column, out);
 }
 
 // All tokens of one key head and of the value heads that it serves.

@@ -13,7 +13,7 @@ class Weights(NamedTuple):
     conv: np.ndarray  # [channels, taps]
     a_log: np.ndarray  # [value heads]
     dt_bias: np.ndarray  # [value heads]
-    norm: np.ndarray  # [value_dim]
+    norm: np.ndarray | None  # [value_dim]; None: out is what the norm would take
     eps: float
 
 
@@ -39,11 +39,16 @@ def delta_rule(state: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, d
     return corrected, corrected.T @ q
 
 
+def gated_norm(o: np.ndarray, gate: np.ndarray, weights: Weights) -> np.ndarray:
+    """Of one head's output."""
+    return o / np.sqrt((o**2).mean() + weights.eps) * weights.norm * gate * sigmoid(gate)
+
+
 def gated_delta(qkv, z, b, a, weights: Weights, conv_state, state, num_key_heads: int):
     """(out [m, value heads, value_dim], conv_state, state) after m tokens.
 
-    qkv [m, channels], z [m, value heads x value_dim], b and a [m, value heads]; conv_state [taps - 1, channels], the
-    oldest first; state [value heads, key_dim, value_dim].
+    qkv [m, channels], z [m, value heads x value_dim], or None without a norm, b and a [m, value heads];
+    conv_state [taps - 1, channels], the oldest first; state [value heads, key_dim, value_dim].
     """
     (value_heads, key_dim, value_dim), state = state.shape, state.copy()
     out = np.empty((len(qkv), value_heads, value_dim))
@@ -52,13 +57,12 @@ def gated_delta(qkv, z, b, a, weights: Weights, conv_state, state, num_key_heads
         conv_state = history[1:]
         q, k, v = np.split(convolved(history, weights.conv), np.cumsum([num_key_heads * key_dim] * 2))
         q, k = (unit(part.reshape(num_key_heads, key_dim)) for part in (q, k))
-        v, gate = v.reshape(value_heads, value_dim), z[t].reshape(value_heads, value_dim)
+        v = v.reshape(value_heads, value_dim)
         decay = np.exp(-np.exp(weights.a_log) * np.log1p(np.exp(a[t] + weights.dt_bias)))
         for head in range(value_heads):
             key_head = head * num_key_heads // value_heads
             state[head], o = delta_rule(
                 state[head], q[key_head] * key_dim**-0.5, k[key_head], v[head], decay[head], sigmoid(b[t, head])
             )
-            normed = o / np.sqrt((o**2).mean() + weights.eps) * weights.norm
-            out[t, head] = normed * gate[head] * sigmoid(gate[head])
+            out[t, head] = o if weights.norm is None else gated_norm(o, z[t].reshape(value_heads, -1)[head], weights)
     return out, conv_state, state

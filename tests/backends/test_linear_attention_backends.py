@@ -1,5 +1,7 @@
 """Every linear-attention backend against float64, through the protocol that engines use."""
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -65,7 +67,8 @@ def exact(tensor):
 
 
 def expected(reference, p, inputs, weights, state):
-    parts = reference.Weights(*map(exact, (weights.conv, weights.a_log, weights.dt_bias, weights.norm)), weights.eps)
+    norm = None if weights.norm is None else exact(weights.norm)
+    parts = reference.Weights(*map(exact, (weights.conv, weights.a_log, weights.dt_bias)), norm, weights.eps)
     rows = map(exact, (inputs.qkv, inputs.z, inputs.b, inputs.a))
     return reference.gated_delta(*rows, parts, exact(state.conv), exact(state.recurrent), p.num_key_heads)
 
@@ -109,6 +112,19 @@ def test_heads(name, dtype, key_heads, group, cpu_pool, kernel_reference):
 def test_sizes(name, dtype, key_dim, value_dim, taps, cpu_pool, kernel_reference):
     p = make(m=2, key_dim=key_dim, value_dim=value_dim, taps=taps, dtype=dtype)
     check(name, p, cpu_pool, kernel_reference)
+
+
+@each_backend
+@each_dtype
+def test_an_engine_norms_itself(name, dtype, cpu_pool, kernel_reference):
+    """Without a norm the output is the rule's own, and gates are not looked at."""
+    assert linear_attention_backends.get(name).norm_is_optional
+    p = make(m=3, dtype=dtype)
+    inputs, weights, state = tensors(p)
+    inputs, weights = replace(inputs, z=torch.full_like(inputs.z, torch.nan)), replace(weights, norm=None)
+    out, _, recurrent = expected(kernel_reference("gated_delta_rule"), p, inputs, weights, state)
+    assert_near(run(name, p, inputs, weights, state, cpu_pool), out, dtype)
+    assert_near(state.recurrent, recurrent, dtype)
 
 
 @each_backend

@@ -34,9 +34,10 @@ class DeltaPlaces:
         self._widths = [p.conv_channels, value_size, p.num_value_heads, p.num_value_heads]
         self._inputs = new(p.m, sum(self._widths), dtype=dtype)
         self._out = new(p.m, value_size, dtype=dtype)
+        self._norm = new(p.value_head_dim, dtype=dtype)
         self._weights = DeltaWeights(
             conv=new(p.conv_channels, p.conv_kernel, dtype=dtype), a_log=new(p.num_value_heads),
-            dt_bias=new(p.num_value_heads), norm=new(p.value_head_dim, dtype=dtype), eps=EPS,
+            dt_bias=new(p.num_value_heads), norm=self._norm, eps=EPS,
         )  # fmt: skip
 
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
@@ -64,7 +65,7 @@ class DeltaOperands(DeltaPlaces):
             fill_places(places, self._random)
         self._checks = [self._check(index) for index in range(NUM_CHECKS)]
         w = self._weights
-        self._watched = Watched(inputs=self._inputs, conv=w.conv, a_log=w.a_log, dt_bias=w.dt_bias, norm=w.norm)
+        self._watched = Watched(inputs=self._inputs, conv=w.conv, a_log=w.a_log, dt_bias=w.dt_bias, norm=self._norm)
 
     def pose(self, check: int) -> int:
         place = spread(self.num_places, check)
@@ -107,7 +108,7 @@ class DeltaOperands(DeltaPlaces):
         w.conv.normal_(generator=self._random)
         w.a_log.uniform_(-1, 1, generator=self._random)
         w.dt_bias.normal_(generator=self._random)
-        w.norm.normal_(1, NEAR_ONE, generator=self._random)
+        self._norm.normal_(1, NEAR_ONE, generator=self._random)
 
     def _check(self, index: int) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         """(inputs, convolution state, state, what the reference makes of them: output and both states)."""
@@ -115,7 +116,7 @@ class DeltaOperands(DeltaPlaces):
         inputs = self._random_inputs()
         conv, state = self._convs[place].clone(), self._states[place].clone()
         w = self._weights
-        weights = reference.Weights(*map(_exact, (w.conv, w.a_log, w.dt_bias, w.norm)), w.eps)
+        weights = reference.Weights(*map(_exact, (w.conv, w.a_log, w.dt_bias, self._norm)), w.eps)
         parts = [_exact(part) for part in torch.split(inputs, self._widths, dim=1)]
         results = reference.gated_delta(*parts, weights, _exact(conv), _exact(state), self._problem.num_key_heads)
         return inputs, conv, state, tuple(torch.from_numpy(result).to(inputs.device) for result in results)

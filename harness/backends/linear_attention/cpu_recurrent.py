@@ -29,6 +29,7 @@ class CpuRecurrent(LinearAttentionBackend):
 
     contest_legal = True
     uses_pool = True
+    norm_is_optional = True
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -42,6 +42,7 @@ class Fla(LinearAttentionBackend):
     """flash-linear-attention's Triton kernels, where it is installed: a step, and a prompt by chunks."""
 
     contest_legal = True
+    norm_is_optional = True
 
     def __init__(self, executor: Executor) -> None:
         self._rules = load_library("fla.ops.gated_delta_rule")

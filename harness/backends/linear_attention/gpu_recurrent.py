@@ -58,7 +58,7 @@ class GpuRecurrent(LinearAttentionBackend):
         p, rows = problem, (inputs.qkv, inputs.z, inputs.b, inputs.a)
         scratch = torch.empty(p.num_value_heads * p.value_head_dim, dtype=torch.float32, device=out.device)
         sizes = (p.m, p.num_key_heads, p.num_value_heads // p.num_key_heads, p.key_head_dim, p.value_head_dim)
-        arguments: tuple[torch.Tensor | int | float, ...] = (
+        arguments: tuple[torch.Tensor | int | float | None, ...] = (
             *rows, *(row.stride(0) for row in rows), weights.conv, weights.a_log, weights.dt_bias, weights.norm,
             weights.eps, state.conv, state.recurrent, out, *sizes, p.conv_kernel, scratch,
         )  # fmt: skip

@@ -37,12 +37,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def save_tiny(case: str, folder: Path, dtype: str = "float32") -> Path:
+def save_tiny(case: str, folder: Path, dtype: str = "float32", **changes: Any) -> Path:
     """A random checkpoint of the case; biases and norms random too, since zeros and ones hide faults."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    values = BASE | CASES[case]
+    values = BASE | CASES[case] | changes
     config = AutoConfig.for_model(**values)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)

@@ -19,7 +19,7 @@ from harness.vllm_plugin.attentions import AttentionLayer, Request
 from harness.vllm_plugin.layers import model_session
 
 
-def replace_attention() -> None:
+def replace_layers() -> None:
     """A CPU always takes CPU_ATTN, so this is where ours has to be."""
     register_backend(AttentionBackendEnum.CPU_ATTN)(SelectedAttentionBackend)
 

@@ -8,6 +8,7 @@ from harness.backends.base import Executor
 from harness.specs.plugin import PluginReport
 from harness.specs.selection import SelectionTable
 from harness.vllm_plugin.attentions import Attentions
+from harness.vllm_plugin.deltas import Deltas
 from harness.vllm_plugin.linears import Linears
 from harness.vllm_plugin.paths import Paths
 from harness.vllm_plugin.settings import Settings
@@ -27,12 +28,13 @@ class Session:
         self.paths = Paths(settings, tables, executor)
         self.linears = Linears(self.paths, self._write)
         self.attentions = Attentions(self.paths, executor, self._write, keeps_prefixes)
+        self.deltas = Deltas(self.paths, self._write)
 
     def report(self) -> PluginReport:
         """The counts of now."""
         return PluginReport(
             pid=os.getpid(), tables=tuple(table.fingerprint for table in self.paths.tables), notes=self._notes,
-            kept_bytes=self.linears.kept_bytes, paths=self.paths.rows(),
+            kept_bytes=self.linears.kept_bytes + self.deltas.kept_bytes, paths=self.paths.rows(),
         )  # fmt: skip
 
     def _write(self) -> None:
@@ -42,4 +44,5 @@ class Session:
     def close(self) -> None:
         """Lets go of the model's weights."""
         self.linears.close()
+        self.deltas.close()
         self._executor.close()

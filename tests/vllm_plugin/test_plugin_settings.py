@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -14,7 +15,7 @@ import harness.vllm_plugin
 from harness.errors import ConfigError, UnavailableError
 from harness.selection import save_entries
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import LinearProblem
+from harness.specs.problem import DeltaProblem, LinearProblem
 from harness.specs.selection import Evidence, SelectionEntry
 from harness.vllm_plugin import install
 from harness.vllm_plugin.settings import Settings, read_settings
@@ -23,6 +24,14 @@ DEVICE = DeviceInfo(kind="cpu", name="a test's CPU", arch="x86_64")
 ENTRY = SelectionEntry(
     op="linear", role="o", problem=LinearProblem(m=1, n=8, k=8, dtype="BF16"), backend="torch", contest_legal=True,
     evidence=Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch"),
+)  # fmt: skip
+DELTA_ENTRY = ENTRY.model_copy(
+    update={
+        "op": "linear-attention", "backend": "torch-recurrent",
+        "problem": DeltaProblem(
+            m=1, num_key_heads=2, num_value_heads=4, key_head_dim=16, value_head_dim=32, conv_kernel=4, dtype="BF16"
+        ),
+    }
 )  # fmt: skip
 
 
@@ -84,11 +93,27 @@ def test_registering_twice_replaces_once(table: Path, vllm_names: SimpleNamespac
     vllm_names.environment("HARNESS_SELECTION", str(table))
     harness.vllm_plugin.register()
     harness.vllm_plugin.register()
-    assert vllm_names.replaced == ["layers", "cpu_attention"]
+    assert vllm_names.replaced == ["linear"]
+
+
+def test_what_no_table_lists_is_not_asked_for(tmp_path: Path, table: Path, vllm_names: SimpleNamespace) -> None:
+    """A vLLM without a gated delta rule runs linears."""
+    module = f"{install.LAYERS}.mamba.ops.cpu.gdn_attention"
+    vllm_names.remove(module, "cpu_gdn_attention_core")
+    vllm_names.environment("HARNESS_SELECTION", str(table))
+    harness.vllm_plugin.register()
+    save_entries(tmp_path / "d.yaml", [DELTA_ENTRY], "m", "BF16", DEVICE)
+    vllm_names.environment("HARNESS_SELECTION", f"{table}:{tmp_path / 'd.yaml'}")
+    with pytest.raises(UnavailableError, match=rf"lacks {module}.cpu_gdn_attention_core \(the plugin was made"):
+        harness.vllm_plugin.register()
+    assert vllm_names.replaced == ["linear"]
+    sys.modules[module].cpu_gdn_attention_core = None  # type: ignore[attr-defined]
+    harness.vllm_plugin.register()
+    assert vllm_names.replaced == ["linear", "linear-attention"]
 
 
 def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespace) -> None:
-    install.check_names()
+    install.check_names(install.NEEDED)
     vllm_names.environment("HARNESS_SELECTION", str(table))
     linear = f"{install.LAYERS}.linear"
     vllm_names.remove(linear, "RowParallelLinear")
@@ -97,9 +122,9 @@ def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespac
     vllm_names.remove_module("vllm.config")
     with pytest.raises(
         UnavailableError,
-        match=r"lacks vllm.config.get_current_vllm_config, vllm.config.get_current_vllm_config_or_none, .*RowParallelL",
+        match=r"lacks vllm.config.get_current_vllm_config_or_none, .*RowParallelLinear",
     ):
-        install.check_names()
+        install.check_names(["linear"])
     assert not vllm_names.replaced
 
 
@@ -113,15 +138,17 @@ def test_every_name_that_is_imported_is_checked() -> None:
         for alias in node.names
     }
     assert len(imported) > 5
-    assert imported <= {(module, name.partition(".")[0]) for module, names in install.NEEDED.items() for name in names}
+    needed = [item for of_op in install.NEEDED.values() for item in of_op.items()]
+    assert imported <= {(module, name.partition(".")[0]) for module, names in needed for name in names}
 
 
 @pytest.fixture
 def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A vLLM of nothing but the names that are needed, and what replaced its layers."""
     replaced: list[str] = []
-    for module, names in install.NEEDED.items():
-        stand_in = ModuleType(module)
+    stand_ins: dict[str, ModuleType] = {}
+    for module, names in [item for of_op in install.NEEDED.values() for item in of_op.items()]:
+        stand_in = stand_ins.setdefault(module, ModuleType(module))
         for name in names:
             first, _, second = name.partition(".")
             owner = getattr(stand_in, first, SimpleNamespace())
@@ -129,10 +156,10 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             if second:
                 setattr(owner, second, None)
         monkeypatch.setitem(sys.modules, module, stand_in)
-    for name, function in (("layers", "replace_layers"), ("cpu_attention", "replace_attention")):
-        module = ModuleType(f"harness.vllm_plugin.{name}")
-        setattr(module, function, lambda name=name: replaced.append(name))
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    for op, name in install.REPLACING.items():
+        layers = ModuleType(name)
+        layers.replace_layers = partial(replaced.append, op)  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, layers)
     install._replace_layers.cache_clear()
 
     def remove_module(name: str) -> None:

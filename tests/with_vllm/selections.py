@@ -3,21 +3,19 @@
 from pathlib import Path
 from typing import Any
 
-from harness.ab.shapes import attention_cases, linear_cases
+from harness.ab.shapes import attention_cases, delta_cases, linear_cases
 from harness.devices.cpu import detect_cpu
 from harness.models import resolve_model
 from harness.selection import save_entries
-from harness.specs.problem import LinearProblem
-from harness.specs.selection import Evidence, SelectionEntry
+from harness.specs.ab import Op
+from harness.specs.selection import Evidence, Problem, SelectionEntry
 
 EVIDENCE = Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch")
 
 
-def entry(problem: LinearProblem, backend: str, role: str = "qkv") -> SelectionEntry:
+def entry(problem: Problem, backend: str, role: str = "qkv", op: Op = "linear") -> SelectionEntry:
     legal = backend != "onednn"
-    return SelectionEntry(
-        op="linear", role=role, problem=problem, backend=backend, contest_legal=legal, evidence=EVIDENCE
-    )
+    return SelectionEntry(op=op, role=role, problem=problem, backend=backend, contest_legal=legal, evidence=EVIDENCE)
 
 
 def save_table(path: Path, model: Path, backend: str, dtype: str = "BF16", rows: tuple[int, ...] = (1,)) -> Path:
@@ -30,19 +28,28 @@ def save_table(path: Path, model: Path, backend: str, dtype: str = "BF16", rows:
     return path
 
 
-def attention_table(
+def save_attention_table(
     path: Path, model: Path, decode: str = "cpu-decode", prefill: str | None = "torch-sdpa", dtype: str = "BF16"
 ) -> Path:  # fmt: skip
     """Attention of the model's heads at one context, and none of its products."""
     entries = [
-        SelectionEntry(
-            op="attention", role=case.role, problem=case.problem.model_copy(update={"dtype": dtype}),
-            context=case.context, backend=backend, contest_legal=True, evidence=EVIDENCE,
+        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, "attention").model_copy(
+            update={"context": case.context}
         )
         for case in attention_cases(resolve_model(str(model)).spec, (128,), (1, 32))
         if (backend := decode if case.problem.m == 1 else prefill)
     ]  # fmt: skip
     save_entries(path, entries, model.name, dtype, detect_cpu())
+    return path
+
+
+def save_delta_table(path: Path, model: Path, backend: str) -> Path:
+    """The decode step of the model's gated delta rules by one backend, and no other operation."""
+    entries = [
+        entry(case.problem.model_copy(update={"dtype": "BF16"}), backend, case.role, "linear-attention")
+        for case in delta_cases(resolve_model(str(model)).spec, (1,))
+    ]
+    save_entries(path, entries, model.name, "BF16", detect_cpu())
     return path
 
 

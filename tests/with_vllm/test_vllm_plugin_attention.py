@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selections import attention_table, calls
+from selections import calls, save_attention_table
 from tiny_vllm import opened, vllm_config
 
 from harness.models import resolve_model
@@ -51,7 +51,7 @@ def counted(before: dict[Any, int]) -> dict[tuple[int, int | None, str], int]:
 @pytest.mark.parametrize("case, dtype", [("qwen3", "bfloat16"), ("llama", "float32"), ("qwen3.5", "bfloat16")])
 def test_answers_agree_and_every_call_is_counted(case: str, dtype: str, tmp_path: Path) -> None:
     model, name = vllm_config(tmp_path, case), {"bfloat16": "BF16", "float32": "F32"}[dtype]
-    tables = [attention_table(tmp_path / by, model, by, dtype=name) for by in ("cpu-decode", "torch-sdpa")]
+    tables = [save_attention_table(tmp_path / by, model, by, dtype=name) for by in ("cpu-decode", "torch-sdpa")]
     layers = num_attending(model)
     settings = {"dtype": dtype, "extra_args": {"max_logprobs": -1}}
     with opened(model, selection=os.pathsep.join(map(str, tables)), **settings) as engine:
@@ -75,7 +75,7 @@ def test_answers_agree_and_every_call_is_counted(case: str, dtype: str, tmp_path
 def test_steps_that_mix_prompts_in_chunks_with_decoding(tmp_path: Path) -> None:
     """Caches of several blocks; compiled, where attention is not."""
     model = vllm_config(tmp_path, "qwen3")
-    table = attention_table(tmp_path / "t", model, dtype="F32")
+    table = save_attention_table(tmp_path / "t", model, dtype="F32")
     prompts = [tuple((7 * place + 31 * start) % 131 for place in range(start, start + n)) for start, n in
                ((3, 9), (5, 70), (11, 33))]  # fmt: skip
     settings = {

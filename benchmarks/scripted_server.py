@@ -49,6 +49,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/tokenize" and "tokens_a_word" in self.server.script:
             text = body["prompt"] if "prompt" in body else body["messages"][0]["content"]
             return self._whole(200, json.dumps({"count": self.server.script["tokens_a_word"] * len(text.split())}))
+        if self.path in self.server.script.get("posts", {}):
+            return self._whole(200, json.dumps(self.server.script["posts"][self.path]))
         if not self.path.endswith("/completions"):
             return self._whole(404, '{"detail": "Not Found"}')
         with self.server.lock:

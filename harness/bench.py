@@ -131,6 +131,7 @@ def _measure(run: Run, rig: Rig, model: ResolvedModel) -> None:
         try:
             run.update(engine=engine.report())
             _request_repeatedly(run, engine, probe, model)
+            engine.audit()
             run.update(engine=engine.report())  # again: shapes that only a prompt brings have run by now
         finally:
             engine.close()

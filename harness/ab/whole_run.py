@@ -1,4 +1,5 @@
-"""`harness ab run A B`: whole requests by two variants of one engine, in one process and on the same weights.
+"""`harness ab run A B`: whole requests by two variants of one engine, on one set of weights where the engine can have
+both, else by two engines of one kind.
 
 Rounds in turning order: both answer the same prompt, which no other round has. What differs is one key of the
 configuration, so what is shown is that key's doing.
@@ -16,7 +17,7 @@ from pathlib import Path
 from harness.ab.interleave import turn
 from harness.ab.judge import is_settled
 from harness.devices.spinning import wait_for_spinning_threads
-from harness.engines.base import Engine, Rig
+from harness.engines.base import Engine, PairOpener, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
 from harness.errors import MeasurementError
@@ -24,8 +25,8 @@ from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
 from harness.records import RunFolder, Say, end_recorded, teller
 from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord, Agreement, Comparison, SideFigures, SideName
+from harness.specs.engine import EngineReport
 from harness.specs.request import Request
-from harness.specs.run import NativeEngine
 from harness.stats import paired_ratio
 from harness.workload import Point, check_fits, make_request, warmup_request
 
@@ -37,6 +38,8 @@ class Answers:
     """What one side gave."""
 
     engine: Engine
+    num_steps: int = 0
+    """Decode steps of all its requests, the warm-up's too."""
     ttft_s: list[float] = field(default_factory=list)
     tpot_s: list[float] = field(default_factory=list)
     tokens: list[list[int]] = field(default_factory=list)
@@ -47,7 +50,7 @@ def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path,
     """Measure, and leave a record. ConfigError where the two do not differ in exactly one key of the engine."""
     difference, model = config.difference(), resolve_model(config.a.model)
     with ExitStack() as stack:
-        rigs = _open_rigs(config, model, stack)
+        rigs, both = _open_rigs(config, model, stack)
         device = rigs[0].device
         folder = stack.enter_context(RunFolder.create(runs_parent, device.arch or device.kind, "ab-run"))
         record = AbRunRecord(
@@ -60,30 +63,30 @@ def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path,
         if device.kind != "scripted":
             stack.enter_context(measuring(say))
         say(f"a and b differ in {difference.key}: {difference.a!r} and {difference.b!r}")
-        sides = dict(zip(SIDES, _open_engines(config, rigs, stack, folder.path), strict=True))
+        engines = (stack.enter_context(closing(engine)) for engine in _open_engines(rigs, both, folder.path))
+        sides = {name: Answers(engine) for name, engine in zip(SIDES, engines, strict=True)}
         _answer(config, model, sides, folder, say)
         done = record.model_copy(update={"status": "done", **_figures(sides)})
         folder.write(done)
         return folder.path, done
 
 
-def _open_rigs(config: AbRunConfig, model: ResolvedModel, stack: ExitStack) -> list[Rig]:
-    """One for both where the engine can have two variants of itself on one set of weights."""
-    configs = [config.a] if isinstance(config.a.engine, NativeEngine) else [config.a, config.b]
-    return [stack.enter_context(closing(open_rig(side, model))) for side in configs]
+def _open_rigs(config: AbRunConfig, model: ResolvedModel, stack: ExitStack) -> tuple[list[Rig], PairOpener | None]:
+    """One for both where the engine can have two variants of itself on one set of weights, else one each."""
+    rigs = [stack.enter_context(closing(open_rig(config.a, model)))]
+    both = rigs[0].sharing(config.b)
+    if both is None:
+        rigs.append(stack.enter_context(closing(open_rig(config.b, model))))
+    return rigs, both
 
 
-def _open_engines(config: AbRunConfig, rigs: list[Rig], stack: ExitStack, log_dir: Path) -> Iterator[Answers]:
-    if isinstance(config.b.engine, NativeEngine):
-        from harness.engines.native.rig import NativeRig
-
-        (rig,) = rigs
-        assert isinstance(rig, NativeRig)
-        engines: list[Engine] = [rig.open_engine(), rig.open_engine(variant=config.b.engine)]
+def _open_engines(rigs: list[Rig], both: PairOpener | None, log_dir: Path) -> Iterator[Engine]:
+    """One after the other; two that share nothing leave their logs apart, too."""
+    if both is not None:
+        yield from both(log_dir)
     else:
-        engines = [rig.open_engine(log_dir) for rig in rigs]
-    for engine in engines:
-        yield Answers(stack.enter_context(closing(engine)))
+        for name, rig in zip(SIDES, rigs, strict=True):
+            yield rig.open_engine(log_dir / name)
 
 
 def _answer(
@@ -100,7 +103,7 @@ def _answer(
             for side in sides.values():
                 warm_up = warmup_request(work, model, num_prompt, 1, False, side.engine.takes_ids)
                 side.engine.prepare(warm_up)
-                list(side.engine.generate(warm_up))
+                side.num_steps += sum(len(chunk.token_ids) for chunk in side.engine.generate(warm_up)) - 1
         say(f"round {block + 1} of {config.max_blocks} at most")
         for name in turn(SIDES, block):
             _request(sides[name], request)
@@ -133,17 +136,33 @@ def _request(side: Answers, request: Request) -> None:
         raise MeasurementError(f"an answer has {len(tokens)} tokens", "ask for two or more: workload.output_tokens")
     side.ttft_s.append(times_s[0] - sent_s)
     side.tpot_s.append((times_s[-1] - times_s[0]) / (len(tokens) - 1))
+    side.num_steps += len(tokens) - 1
     side.tokens.append(tokens)
     side.logits.append(logits)
 
 
+def _checked_report(name: SideName, side: Answers) -> EngineReport:
+    """MeasurementError where an engine that counts saw fewer steps on what this side asked for than it answered by."""
+    side.engine.audit()
+    report = side.engine.report()
+    counted = report.counted_steps
+    if counted is not None and counted < side.num_steps:
+        saw = f"ran {counted} of its {side.num_steps} steps" if counted else "was never called"
+        raise MeasurementError(
+            f"what {name} asked for {saw}, by the counters",
+            "let the table list this model's products of one row: `harness ab linear --batch 1 --save`",
+        )
+    return report
+
+
 def _figures(sides: dict[SideName, Answers]) -> dict[str, object]:
     """The record's fields that follow from the answers."""
+    reports = {name: _checked_report(name, side) for name, side in sides.items()}
     return {
         "sides": tuple(
             SideFigures(
                 side=name, ttft_s=statistics.median(side.ttft_s), tpot_s=statistics.median(side.tpot_s),
-                engine=side.engine.report(),
+                engine=reports[name],
             )
             for name, side in sides.items()
         ),

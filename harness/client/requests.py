@@ -63,10 +63,13 @@ class Client:
         self.url = ServerUrl.parse(engine.url)
         self._path = "/chat/completions" if engine.api == "chat" else "/completions"
 
-    def ask(self, path: str, body: Json | None = None, at_root: bool = False) -> Json:
-        """A question's answer as JSON. RequestFailed for what is none. at_root: beside /v1, where vLLM's own are."""
+    def ask(
+        self, path: str, body: Json | None = None, at_root: bool = False, limit_s: float | None = None
+    ) -> Json:  # fmt: skip
+        """A question's answer as JSON. RequestFailed for what is none. at_root: beside /v1, where vLLM's own are.
+        limit_s: of the answer; null: what is allowed for a connection."""
         url = self._root if at_root else self.url
-        limit_s = self._engine.connect_limit_s
+        limit_s = limit_s or self._engine.connect_limit_s
         with Exchange(url, limit_s) as exchange:
             exchange.wait_until(clock_s() + limit_s)
             method = "GET" if body is None else "POST"

@@ -7,7 +7,7 @@ fast as the test does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -91,10 +91,19 @@ class Engine(Protocol):
             "this engine takes no trace", "profile the server itself, and read what it leaves: harness profile TRACE"
         )
 
+    def audit(self) -> None:
+        """Behind the last request: proof that the weights are as they were loaded, where the engine can give it; from
+        then on it is in the report. MeasurementError where they are not."""
+        return
+
     def report(self) -> EngineReport:
         """What RAN: backend per layer and shape, bytes it reads, memory, preparation time."""
 
     def close(self) -> None: ...
+
+
+PairOpener = Callable[[Path], Sequence[Engine]]
+"""Given where logs go: two engines on the same weights. Closing one of them may end both."""
 
 
 class Rig(Protocol):
@@ -103,15 +112,19 @@ class Rig(Protocol):
     The probe is opened first: its buffer is allocated before the engine takes the memory.
     """
 
-    def __init__(self, config: RunConfig, model: ResolvedModel) -> None: ...
+    device: DeviceInfo
 
-    @property
-    def device(self) -> DeviceInfo: ...
+    def __init__(self, config: RunConfig, model: ResolvedModel) -> None: ...
 
     def open_probe(self) -> Probe | None:
         """None where this machine can't probe the memory that the engine reads from (a remote server)."""
 
     def open_engine(self, log_dir: Path) -> Engine:
         """log_dir: where an engine that is a process of its own leaves its log."""
+
+    def sharing(self, other: RunConfig) -> PairOpener | None:
+        """Opens this rig's engine and, second, one of another configuration on the same weights; their requests must
+        not overlap. None: the other needs a rig of its own. ConfigError where they would share more than weights."""
+        return None
 
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from harness.backends.base import Executor
 from harness.client.connection import Exchange, clock_s
 from harness.client.requests import Client, find_served_model, request_body, tokenize_body
 from harness.client.server_url import ServerUrl
-from harness.engines.base import Engine
+from harness.engines.base import Engine, Rig
 from harness.errors import ConfigError, RequestFailed, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -109,7 +109,7 @@ class OpenAIServer(Engine):
             self._exchange = None
 
 
-class OpenAIRig:
+class OpenAIRig(Rig):
     """The server's machine, as far as it is this one."""
 
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
-from harness.engines.base import CALLS_PER_TRIAL, Engine, side_by_side
+from harness.engines.base import CALLS_PER_TRIAL, Engine, Rig, side_by_side
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
@@ -166,7 +166,7 @@ class ScriptedDecoder(Engine):
         """Holds nothing."""
 
 
-class ScriptedRig:
+class ScriptedRig(Rig):
     """The virtual machine with its probe and its engine."""
 
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:

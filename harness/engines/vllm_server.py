@@ -7,8 +7,9 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,16 @@ from pydantic import JsonValue
 
 from harness.client.connection import Exchange
 from harness.client.requests import Client
+from harness.engines.base import PairOpener, Rig
 from harness.engines.openai_server import OpenAIServer, ProbedDevice
-from harness.engines.vllm_setup import model_folder, our_variables, selection_variables
+from harness.engines.vllm_setup import (
+    Selections,
+    audit_arguments,
+    model_folder,
+    our_variables,
+    selections,
+    selections_of_both,
+)
 from harness.errors import ConfigError, RequestFailed, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
@@ -25,12 +34,13 @@ from harness.server.process import ServerProcess, free_port
 from harness.specs.client import ClientOptions
 from harness.specs.device import DeviceInfo
 from harness.specs.engine import EngineReport
-from harness.specs.request import Chunk
+from harness.specs.request import Chunk, Request
 from harness.specs.run import OpenAIEngine, RunConfig
 from harness.specs.vllm import VllmServerEngine
-from harness.vllm_plugin.report import op_choices, summary
+from harness.vllm_plugin.audit import HASHES
 from harness.vllm_plugin.settings import REPORT
 from harness.vllm_plugin.shared import read_reports
+from harness.vllm_plugin.variant import Variant
 
 LOG = "server.log"
 DYING_S = 2.0
@@ -50,15 +60,20 @@ _NAMES = {"mode": "compilation_mode", "backend": "compilation_backend"}
 
 
 class VllmServer(OpenAIServer):
-    """The server's answers, and its life."""
+    """The server's answers, and its life, which another variant of it may share."""
 
     def __init__(
         self, process: ServerProcess, config: OpenAIEngine, model: ResolvedModel, dtype: str, load_s: float,
-        selected: Path,
+        variant: Variant, audit_limit_s: float | None,
     ) -> None:  # fmt: skip
-        """selected: folder of the plugin's counters, where a selection is named."""
-        self._process, self._dtype, self._load_s, self._selected = process, dtype, load_s, selected
+        """audit_limit_s: how long its workers may take to hash their parameters; None: they can't."""
+        self._process, self._dtype, self._load_s = process, dtype, load_s
+        self._variant, self._audit_limit_s = variant, audit_limit_s
         super().__init__(config, model)
+
+    def prepare(self, request: Request) -> float:
+        self._variant.take()
+        return super().prepare(request)
 
     def _chunks(self, exchange: Exchange) -> Iterator[Chunk]:
         """A server that died says why in its log."""
@@ -83,19 +98,21 @@ class VllmServer(OpenAIServer):
         compiled = self._process.compilations_since_ready()
         notes = [f"compiled after it was ready: {line}" for line in compiled[:5]]
         notes += [f"and {len(compiled) - 5} more such lines in {LOG}"] * (len(compiled) > 5)
-        selection, plain = read_reports(self._selected), super().report()
-        notes += dict.fromkeys(note for report in selection for note in report.notes)
-        return plain.model_copy(update={
-            "kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes),
-            "ops": op_choices(selection), "resolved": plain.resolved | (summary(selection) if selection else {}),
-        })  # fmt: skip
+        own = {"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes)}
+        return self._variant.completed(super().report().model_copy(update=own))
+
+    def audit(self) -> None:
+        """Asked of the server itself (/collective_rpc, which VLLM_SERVER_DEV_MODE opens)."""
+        if self._audit_limit_s is not None:
+            answer = self._client.ask("/collective_rpc", {"method": HASHES}, True, self._audit_limit_s)
+            self._variant.audit(answer["results"])
 
     def close(self) -> None:
         super().close()
         self._process.stop()
 
 
-class VllmServerRig:
+class VllmServerRig(Rig):
     """The server's machine is this one."""
 
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
@@ -111,40 +128,53 @@ class VllmServerRig:
 
     def open_engine(self, log_dir: Path) -> VllmServer:
         """Ready: it answers, under a name that no other server has, and the port is held by a process of ours."""
+        (server,) = self._open(log_dir, selections(self._engine))
+        return server
+
+    def sharing(self, other: RunConfig) -> PairOpener | None:
+        tables = selections_of_both(self._engine, other.engine)
+        return None if tables is None else partial(self._open, tables=tables)
+
+    def _open(self, log_dir: Path, tables: Selections) -> list[VllmServer]:
+        """Engines of one server, each with its variant."""
         port, name = free_port(), f"harness-{secrets.token_hex(4)}"
         own = self._engine.model_dump(include=set(ClientOptions.model_fields))
         asked = OpenAIEngine(kind="openai", url=f"http://127.0.0.1:{port}/v1", served_model=name, **own)
         started_s = time.monotonic()
-        variables = self._variables(log_dir)
-        process = ServerProcess(self._command(port, name), variables, log_dir / LOG)
+        log_dir.mkdir(exist_ok=True)
+        variables = self._variables(tables.variables(log_dir))
+        audit = audit_arguments(variables)
+        process = ServerProcess(self._command(port, name, audit), variables, log_dir / LOG)
         try:
             process.wait_until_ready(lambda: _is_ready(Client(asked)), self._engine.start_limit_s)
             if not process.owns_port(port):
                 raise UnavailableError(f"another process answers on port {port}", "run again: it took the port first")
             dtype, load_s = self._engine.held_dtype(self._model.spec.dtype), time.monotonic() - started_s
-            selected = Path(variables[REPORT])
-            if self._engine.selection is not None and not read_reports(selected):
+            if tables.tables and not any(report.paths for report in read_reports(Path(variables[REPORT]))):
                 raise UnavailableError(
                     "the server takes nothing from the selection",
                     "install llm-decode-harness for its Python, and give a table that lists this model's shapes",
                 )
-            return VllmServer(process, asked, self._model, dtype, load_s, selected)
+            limit_s = self._engine.start_limit_s if audit else None
+            return [
+                VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s)
+                for variant in tables.variants(variables)
+            ]
         except BaseException:
             process.stop()
             raise
 
-    def _command(self, port: int, name: str) -> list[str]:
+    def _command(self, port: int, name: str, audit: Mapping[str, JsonValue]) -> list[str]:
         given: dict[str, JsonValue] = {"model": str(self._folder), "host": "127.0.0.1", "port": port}
         given["served_model_name"] = name
         if not (self._folder / "tokenizer.json").is_file():
             given["skip_tokenizer_init"] = True  # prompts and answers are ids then
-        arguments = given | self._engine.arguments(self._model.spec.dtype)
+        arguments = given | dict(audit) | self._engine.arguments(self._model.spec.dtype)
         return [self._engine.python or sys.executable, "-m", MODULE, *command_line(arguments)]
 
-    def _variables(self, log_dir: Path) -> dict[str, str]:
+    def _variables(self, plugin: dict[str, str]) -> dict[str, str]:
         ours = our_variables(self._engine.world_size) | {"VLLM_SERVER_DEV_MODE": "1"}
-        named = selection_variables(self._engine) | {REPORT: str(log_dir.resolve() / "plugin")}
-        return ours | dict(os.environ) | named | self._engine.environment
+        return ours | dict(os.environ) | plugin | self._engine.environment
 
     def close(self) -> None:
         self._probed.close()

@@ -2,17 +2,71 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from pydantic import JsonValue
 
 from harness.devices.cpu import physical_cores
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
 from harness.specs.vllm import VllmOptions
-from harness.vllm_plugin.settings import SELECTION
+from harness.vllm_plugin.audit import WORKER
+from harness.vllm_plugin.settings import REPORT, SELECTION, read_settings
+from harness.vllm_plugin.shared import OFF
+from harness.vllm_plugin.variant import Variant
 
 NO_BINDING = "nobind"
+
+
+@dataclass(frozen=True)
+class Selections:
+    """Tables that one vLLM shall have, and the place of each engine that asks it."""
+
+    tables: tuple[str, ...]
+    places: tuple[int | None, ...] = (None,)
+
+    def variables(self, log_dir: Path) -> dict[str, str]:
+        """What puts them into every process of vLLM, whose counters then lie in the log's folder."""
+        selected = {SELECTION: os.pathsep.join(self.tables)} if self.tables else {}
+        return selected | {REPORT: str(log_dir.resolve() / "plugin")}
+
+    def variants(self, variables: Mapping[str, str]) -> list[Variant]:
+        """One for each engine. variables: of vLLM's processes."""
+        return [Variant(Path(variables[REPORT]), place, len(self.tables)) for place in self.places]
+
+
+def selections(options: VllmOptions) -> Selections:
+    """Of one engine alone."""
+    return Selections(_tables(options))
+
+
+def selections_of_both(a: VllmOptions, b: object) -> Selections | None:
+    """Of two engines that differ in their selection alone: one vLLM has both, and is switched between requests.
+    ConfigError where it would find one's prompt in what the other has computed."""
+    if not isinstance(b, VllmOptions) or a == b or a.model_copy(update={"selection": b.selection}) != b:
+        return None
+    if a.enable_prefix_caching:
+        raise ConfigError(
+            "both selections share one vLLM, whose prefix cache would give one's prompt to the other",
+            "set engine.enable_prefix_caching: false in both",
+        )
+    mine, theirs = _tables(a), _tables(b)
+    return Selections(mine + theirs, (0 if mine else OFF, len(mine) if theirs else OFF))
+
+
+def _tables(options: VllmOptions) -> tuple[str, ...]:
+    return () if options.selection is None else tuple(filter(None, options.selection.split(os.pathsep)))
+
+
+def audit_arguments(variables: Mapping[str, str]) -> dict[str, JsonValue]:
+    """EngineArgs that let workers tell their parameters' hashes; none outside a contest with a selection."""
+    settings = read_settings(variables)
+    return {"worker_extension_cls": WORKER} if settings is not None and settings.contest else {}
 
 
 def model_folder(model: ResolvedModel, options: VllmOptions) -> tuple[Path, TemporaryDirectory[str] | None]:
@@ -36,11 +90,6 @@ def our_variables(num_workers: int) -> dict[str, str]:
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # by default it keeps a core for a scheduler that here works in between
         "VLLM_NO_USAGE_STATS": "1",  # a measurement calls nobody
     }
-
-
-def selection_variables(options: VllmOptions) -> dict[str, str]:
-    """What puts the run's selection into every process of vLLM."""
-    return {} if options.selection is None else {SELECTION: options.selection}
 
 
 def _all_cores(num_workers: int) -> str:

@@ -77,6 +77,9 @@ class EngineReport(Frozen):
     triton leaves those to torch; experts are chosen and their outputs summed by torch always."""
     graph: bool = False
     """Decode step captured as one graph."""
+    counted_steps: NonNegativeInt | None = None
+    """Decode steps that every layer counted, by itself and when it ran, on what was asked for: the fewest of all
+    layers. Null: nothing counts, or nothing was asked for."""
     resolved: dict[str, str | int | float | bool | None] = {}
     """What the engine itself says of its settings, by its own names."""
     load_s: NonNegativeFloat | None = None

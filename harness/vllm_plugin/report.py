@@ -8,8 +8,30 @@ from collections.abc import Sequence
 
 from harness.specs.engine import OpChoice, layer_ranges
 from harness.specs.plugin import STOCK, PluginPath, PluginReport
+from harness.vllm_plugin.shared import OFF
 
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
+
+
+def of_variant(reports: Sequence[PluginReport], variant: int) -> list[PluginReport]:
+    """One table's part of them, or of -1 that of vLLM alone."""
+    return [
+        report.model_copy(
+            update={
+                "tables": report.tables[variant : variant + 1] if variant != OFF else (),
+                "paths": tuple(path for path in report.paths if path.variant == variant),
+            }
+        )
+        for report in reports
+    ]
+
+
+def counted_steps(reports: Sequence[PluginReport]) -> int:
+    """Decode steps that every layer of one variant counted on what the variant is: the table's backend where it lists
+    one row, or vLLM's own path where it was switched to that. The fewest of all layers and processes; a prompt's last
+    row counts as one more, in the head."""
+    asked = [path for report in reports for path in report.paths if path.m == 1 and path.reason is None]
+    return min((path.num_calls for path in asked), default=0)
 
 
 def op_choices(reports: Sequence[PluginReport]) -> tuple[OpChoice, ...]:
@@ -35,7 +57,7 @@ def summary(reports: Sequence[PluginReport]) -> dict[str, str | int | float | bo
             calls[path.backend] += path.num_calls
     tables = {report.tables: None for report in reports}
     return {
-        "selection": ", ".join(fingerprint[:16] for table in tables for fingerprint in table),
+        "selection": ", ".join(fingerprint[:16] for table in tables for fingerprint in table) or "off",
         "selection_calls": ", ".join(f"{backend} x{count}" for backend, count in sorted(calls.items()) if count),
         "selection_kept_bytes": sum(report.kept_bytes for report in reports),
     }

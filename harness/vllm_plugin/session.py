@@ -29,6 +29,7 @@ class Session:
         self.linears = Linears(self.paths, self._write)
         self.attentions = Attentions(self.paths, executor, self._write, keeps_prefixes)
         self.deltas = Deltas(self.paths, self._write)
+        self._write()
 
     def report(self) -> PluginReport:
         """The counts of now."""

@@ -1,7 +1,8 @@
 """Stands in for a Python that has vLLM: takes the server's command line, and answers by the script in its environment.
 
 `STAND_IN` is a JSON object: `fail` (a text to end with at once), `slow` (never ready), `die_after` (pieces after which
-the process ends), else the script of benchmarks/scripted_server.py.
+the process ends), `plugin` (how ours behaves, where a selection is named), else the script of
+benchmarks/scripted_server.py.
 """
 
 import json
@@ -13,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from scripted_server import Handler, ScriptedServer
+from stand_in_plugin import Plugin, counting
 
 
 def main() -> None:
@@ -26,6 +28,9 @@ def main() -> None:
         time.sleep(600)
     if "die_after" in script:
         Handler._answer = dying(Handler._answer, script["die_after"])  # type: ignore[method-assign]
+    if "HARNESS_SELECTION" in os.environ:
+        plugin = Plugin(**script.get("plugin", {}))
+        Handler._answer = counting(Handler._answer, plugin)  # type: ignore[method-assign]
     script["models"] = [words[words.index("--served-model-name") + 1]]
     ScriptedServer(script, int(words[words.index("--port") + 1])).serve_forever()
 

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tiny_models import BASE, CASES
@@ -44,12 +45,10 @@ def opened(model: Path, batch: int = 1, **engine: Any) -> Iterator[Any]:
     from harness.models import resolve_model
     from harness.specs.run import RunConfig
 
-    rig = open_rig(RunConfig.model_validate(run_config(model, batch, **engine)), resolve_model(str(model)))
-    try:
-        decoding = rig.open_engine()
-        try:
-            yield decoding
-        finally:
-            decoding.close()
-    finally:
-        rig.close()
+    config = RunConfig.model_validate(run_config(model, batch, **engine))
+    with (
+        TemporaryDirectory() as folder,
+        closing(open_rig(config, resolve_model(str(model)))) as rig,
+        closing(rig.open_engine(Path(folder))) as decoding,
+    ):
+        yield decoding

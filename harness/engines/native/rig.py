@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from harness.backends.base import Executor
-from harness.engines.base import EXPLAIN_STEPS
+from harness.engines.base import EXPLAIN_STEPS, PairOpener, Rig
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.elementwise.choose import choose_elementwise
 from harness.engines.native.engine import NativeDecoding
@@ -28,7 +28,7 @@ from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
 from harness.units import num_bytes
 
 
-class NativeRig:
+class NativeRig(Rig):
     """Everything on this machine that a native run needs; the pool serves probe, engine and backends alike."""
 
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
@@ -72,6 +72,12 @@ class NativeRig:
         notes = (*_notes(engine, differences), *self._probe_notes)
         tokenizer = load_tokenizer(model.folder)
         return NativeDecoding(decoder, ops, executor, model, tokenizer, load_s, engine.graph, notes)
+
+    def sharing(self, other: RunConfig) -> PairOpener | None:
+        variant = other.engine
+        if not isinstance(variant, NativeEngine):
+            return None
+        return lambda log_dir: (self.open_engine(log_dir), self.open_engine(log_dir, variant))
 
     @property
     def _dtype(self) -> str:

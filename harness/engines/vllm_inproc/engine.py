@@ -26,8 +26,9 @@ from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.specs.trace import DECODE_MARK
-from harness.vllm_plugin import close_session, open_session
-from harness.vllm_plugin.report import op_choices, summary
+from harness.vllm_plugin import close_session
+from harness.vllm_plugin.audit import HASHES
+from harness.vllm_plugin.variant import Variant
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -40,9 +41,11 @@ class VllmDecoding(Engine):
 
     def __init__(
         self, llm: LLM, model: ResolvedModel, tokenizer: Tokenizer | None, cores: Sequence[int] | None, load_s: float,
-        notes: tuple[str, ...] = (),
+        variant: Variant, has_audit: bool, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
-        """cores: where this process's threads stay, if it is they that compute on a CPU; None: anywhere."""
+        """cores: where this process's threads stay, if it is they that compute on a CPU; None: anywhere. has_audit:
+        its workers can hash their parameters."""
+        self._variant, self._has_audit = variant, has_audit
         self._llm, self._model, self._tokenizer = llm, model, tokenizer
         self._load_s, self._notes, self._num_requests = load_s, notes, 0
         self._engine = llm.llm_engine
@@ -85,6 +88,9 @@ class VllmDecoding(Engine):
 
     def num_prompt_tokens(self, request: Request) -> int:
         return len(request_ids(request, self._tokenizer, self._model.name)[0])
+
+    def prepare(self, request: Request) -> None:
+        self._variant.take()
 
     def generate(self, request: Request) -> Iterator[Chunk]:
         """Greedy; without ignore_eos it ends with the first prompt's end token, whose answer is also the text."""
@@ -186,22 +192,25 @@ class VllmDecoding(Engine):
             finally:
                 self._engine.abort_request([name for name in running if name is not None])
 
+    def audit(self) -> None:
+        if self._has_audit:
+            self._variant.audit(self._llm.collective_rpc(HASHES))
+
     def report(self) -> EngineReport:
-        session = open_session()
-        selection = [] if session is None else [session.report()]
-        return EngineReport(
+        plain = EngineReport(
             kind="vllm",
             dtype=CONFIG_DTYPES[str(self._resolved["dtype"])],
             num_threads=torch.get_num_threads() if self._is_here else None,
             graph=str(self._resolved["cudagraph_mode"]).startswith("FULL"),
-            ops=op_choices(selection),
-            resolved=self._resolved | (summary(selection) if selection else {}),
+            resolved=self._resolved,
             load_s=self._load_s,
-            notes=(*self._notes, *(note for report in selection for note in report.notes)),
+            notes=self._notes,
         )
+        return self._variant.completed(plain)
 
     def close(self) -> None:
-        """Ends workers and frees memory, so that another engine can be opened in this process."""
+        """Ends workers and frees memory, so that another engine can be opened in this process; a second variant of the
+        same vLLM ends with it."""
         self._engine.engine_core.shutdown()
         del self._llm, self._engine
         close_session()

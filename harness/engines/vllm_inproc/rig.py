@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,13 @@ from pydantic import ValidationError
 
 from harness import vllm_plugin
 from harness.devices.cpu import physical_cores
-from harness.engines.base import Engine
+from harness.engines.base import Engine, PairOpener, Rig
 from harness.engines.text import load_tokenizer, longest_prompt
 from harness.engines.vllm_inproc.variables import Variables, bound_cores
-from harness.engines.vllm_setup import model_folder
+from harness.engines.vllm_setup import Selections, audit_arguments, model_folder, selections, selections_of_both
 from harness.errors import ConfigError, HarnessError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
-from harness.specs.device import DeviceInfo
 from harness.specs.run import RunConfig
 from harness.specs.tensor import dtype_bytes
 from harness.specs.vllm import VllmEngine
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 LEAST_CPU_CACHE_BYTES = 1 << 30
 
 
-class VllmRig:
+class VllmRig(Rig):
     """The probe is the native engine's: it reads the same memory."""
 
     def __init__(self, config: RunConfig, model: ResolvedModel) -> None:
@@ -52,10 +52,7 @@ class VllmRig:
         except BaseException:
             self._variables.restore()
             raise
-
-    @property
-    def device(self) -> DeviceInfo:
-        return self._executor.device
+        self.device = self._executor.device
 
     def open_probe(self) -> Probe | None:
         from harness.engines.native.machine import open_probe
@@ -65,7 +62,17 @@ class VllmRig:
             return None
         return open_probe(self._config.probe, self._executor, self._notes.append)
 
-    def open_engine(self, log_dir: Path | None = None) -> Engine:
+    def open_engine(self, log_dir: Path) -> Engine:
+        """log_dir: where the plugin leaves its counters."""
+        (engine,) = self._open(log_dir, selections(self._engine))
+        return engine
+
+    def sharing(self, other: RunConfig) -> PairOpener | None:
+        tables = selections_of_both(self._engine, other.engine)
+        return None if tables is None else partial(self._open, tables=tables)
+
+    def _open(self, log_dir: Path, tables: Selections) -> list[Engine]:
+        """Engines of one vLLM, each with its variant."""
         from harness.engines.vllm_inproc.engine import VllmDecoding
 
         tokenizer = load_tokenizer(self._folder)
@@ -75,11 +82,17 @@ class VllmRig:
         cores = bound_cores() if is_here else None
         if is_here:  # else vLLM leaves this process a single thread
             os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
+        os.environ.update(tables.variables(log_dir) | self._engine.environment)
         vllm_plugin.register()  # vLLM does it for its first engine in a process alone
-        llm = _start({"model": str(self._folder), **self._defaults(longest), **self._arguments()})
+        defaults, audit = self._defaults(longest), audit_arguments(os.environ)
+        llm = _start({"model": str(self._folder), **defaults, **audit, **self._arguments()})
         load_s = time.perf_counter() - started
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
-        return VllmDecoding(llm, self._model, tokenizer, cores, load_s, (*synthetic, *self._notes))
+        notes = *synthetic, *self._notes
+        return [
+            VllmDecoding(llm, self._model, tokenizer, cores, load_s, variant, bool(audit), notes)
+            for variant in tables.variants(os.environ)
+        ]
 
     def _arguments(self) -> dict[str, Any]:
         return self._engine.arguments(self._model.spec.dtype)

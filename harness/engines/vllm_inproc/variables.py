@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from harness.devices.cpu import physical_cores
-from harness.engines.vllm_setup import NO_BINDING, our_variables, selection_variables
+from harness.engines.vllm_setup import NO_BINDING, our_variables
 from harness.errors import ConfigError
 from harness.specs.vllm import VllmEngine
 
@@ -21,7 +21,7 @@ class Variables:
         }
         for name, value in (our_variables(engine.world_size) | quiet).items():
             os.environ.setdefault(name, value)
-        os.environ.update(selection_variables(engine) | engine.environment)
+        os.environ.update(engine.environment)
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine steps when we say so
 
     def restore(self) -> None:

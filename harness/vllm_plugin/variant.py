@@ -1,0 +1,48 @@
+"""A vLLM with the plugin in it, seen from outside its processes: which selection is taken, and what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from harness.specs.engine import EngineReport
+from harness.specs.plugin import PluginReport
+from harness.vllm_plugin.audit import unchanged
+from harness.vllm_plugin.report import counted_steps, of_variant, op_choices, summary
+from harness.vllm_plugin.shared import read_reports, switch
+
+
+class Variant:
+    """What one engine's requests take. Several engines may share a vLLM, each with a variant of its own."""
+
+    def __init__(self, folder: Path, place: int | None = None, num_tables: int = 1) -> None:
+        """folder: the plugin's (HARNESS_PLUGIN_REPORT). place: in HARNESS_SELECTION, or -1 for vLLM alone; None: it
+        stays at the first, and all that was counted is this engine's."""
+        self._folder, self._place, self._num_tables = folder, place, num_tables
+        self._parameters: dict[str, str] = {}
+
+    def take(self) -> None:
+        """Between requests: the next one runs on it."""
+        if self._place is not None:
+            switch(self._folder, self._place, self._num_tables)
+
+    def reports(self) -> list[PluginReport]:
+        """Of every process with layers of ours, this variant's part of each."""
+        reports = read_reports(self._folder)
+        return reports if self._place is None else of_variant(reports, self._place)
+
+    def audit(self, workers: Iterable[Mapping[str, Sequence[str]]]) -> None:
+        """Keeps for the report that no parameter has changed. MeasurementError for one that has."""
+        self._parameters = {"selection_parameters": unchanged(workers)}
+
+    def completed(self, report: EngineReport) -> EngineReport:
+        """With what ran; as it is where no layer is ours."""
+        reports = self.reports()
+        if not reports:
+            return report
+        notes = dict.fromkeys(note for found in reports for note in found.notes)
+        return report.model_copy(update={
+            "ops": op_choices(reports), "resolved": report.resolved | summary(reports) | self._parameters,
+            "counted_steps": None if self._place is None else counted_steps(reports),
+            "notes": (*report.notes, *notes),
+        })  # fmt: skip

@@ -32,7 +32,7 @@ class Plugin:
 def _path(place: int, layer: int, lists: bool) -> PluginPath:
     is_listed = lists and place != OFF
     return PluginPath(
-        layer=f"model.layers.{layer}.o_proj", role="o", variant=place, m=1, n=8, k=8, contest_legal=True,
+        op="linear", layer=f"model.layers.{layer}.o_proj", role="o", variant=place, m=1, shape="1x8x8", contest_legal=True,
         backend=f"of-table-{place}" if is_listed else "vllm", read_bytes=128 if is_listed else None,
         reason=None if is_listed or place == OFF else "the table does not list this problem",
     )  # fmt: skip

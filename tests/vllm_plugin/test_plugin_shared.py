@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.specs.plugin import PluginPath, PluginReport
-from harness.vllm_plugin.report import op_choices, summary
+from harness.vllm_plugin.report import counted_steps, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import (
     MAX_PATHS,
     active_file,
@@ -109,3 +109,15 @@ def test_what_ran_is_one_row_a_shape_and_path() -> None:
 def test_variants_are_told_apart() -> None:
     both = [path("lm_head", 1, num_calls=1, variant=variant) for variant in (0, 1)]
     assert [row.note for row in op_choices([report(*both, tables=("a", "b"))])] == ["variant 0", "variant 1"]
+
+
+def test_a_variants_steps_are_those_of_its_slowest_layer() -> None:
+    """Of every process; what fell back, other rows and other variants do not count."""
+    first = [path("a", 1, num_calls=9), path("b", 1, num_calls=8), path("a", 2, num_calls=1)]
+    fallen = path("c", 1, "vllm", num_calls=2, reason="the table does not list this problem")
+    off = [path("a", 1, "vllm", num_calls=5, variant=-1), path("b", None, "vllm", num_calls=3, variant=-1)]
+    reports = [report(*first, fallen, *off), report(path("a", 1, num_calls=7), *off, pid=8)]
+    assert counted_steps(of_variant(reports, 0)) == 7
+    assert counted_steps(of_variant(reports, -1)) == 5
+    assert counted_steps(of_variant(reports, 1)) == 0
+    assert summary(of_variant(reports, -1))["selection"] == "off"

@@ -8,9 +8,12 @@ from harness.devices.cpu import detect_cpu
 from harness.models import resolve_model
 from harness.selection import save_entries
 from harness.specs.ab import Op
+from harness.specs.problem import LinearProblem
 from harness.specs.selection import Evidence, Problem, SelectionEntry
 
 EVIDENCE = Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch")
+HALVES = ((128, 64), (64, 64), (112, 64), (64, 56), (96, 64), (35, 64))
+"""(n, k) of a worker of two of the tiny qwen3: qkv, o, gate_up, down, and the head's 131 rows, the first with 96."""
 
 
 def entry(problem: Problem, backend: str, role: str = "qkv", op: Op = "linear") -> SelectionEntry:
@@ -50,6 +53,13 @@ def save_delta_table(path: Path, model: Path, backend: str) -> Path:
         for case in delta_cases(resolve_model(str(model)).spec, (1,))
     ]
     save_entries(path, entries, model.name, "BF16", detect_cpu())
+    return path
+
+
+def half_table(path: Path) -> Path:
+    """A worker's products of the tiny qwen3 on two workers."""
+    entries = [entry(LinearProblem(m=1, n=n, k=k, dtype="BF16"), "cpu-gemv") for n, k in HALVES]
+    save_entries(path, entries, "qwen3", "BF16", detect_cpu())
     return path
 
 

@@ -8,14 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from selections import entry, save_table
+from selections import half_table, save_table
 from tiny_vllm import vllm_config
 
-from harness.devices.cpu import detect_cpu
 from harness.engines.registry import open_rig
 from harness.models import resolve_model
-from harness.selection import save_entries
-from harness.specs.problem import LinearProblem
 from harness.specs.request import Request
 from harness.specs.run import RunConfig
 from harness.vllm_plugin.shared import switch
@@ -24,14 +21,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 PROGRAM = Path(__file__).parent / "plugin_process.py"
 STEPS, LINEARS = 24, 12
-HALVES = ((128, 64), (64, 64), (112, 64), (64, 56), (96, 64), (35, 64))
-"""(n, k) of a worker of two: qkv, o, gate_up, down, and the head's 131 rows, of which the first has 96."""
-
-
-def half_table(path: Path) -> Path:
-    entries = [entry(LinearProblem(m=1, n=n, k=k, dtype="BF16"), "cpu-gemv") for n, k in HALVES]
-    save_entries(path, entries, "qwen3", "BF16", detect_cpu())
-    return path
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -1,11 +1,12 @@
 """`harness ab run` over two selections of one vLLM: exact counts of each side, and parameters that stay unchanged."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from selections import save_table
+from selections import half_table, save_table
 from tiny_vllm import run_config, vllm_config
 
 from harness.ab.whole_run import run_ab_run
@@ -56,6 +57,18 @@ def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(kind: st
     assert {row.backend for row in decode} == {"cpu-gemv"}
     assert sum(row.num_calls for row in decode) == LINEARS + 1
     assert [side.resolved["selection_parameters"] for side in (off, on)] == [f"{LINEARS + 1} unchanged"] * 2
+
+
+def test_workers_in_processes_of_their_own_are_switched_counted_and_asked(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("2 workers on fewer cores")
+    model, table = vllm_config(tmp_path, "qwen3"), half_table(tmp_path / "t")
+    record = compare(model, tmp_path, None, table, environment={"HARNESS_CONTEST": "1"}, tensor_parallel=2)
+    off, on = (side.engine for side in record.sides)
+    assert (off.counted_steps, on.counted_steps) == (STEPS, STEPS)
+    assert off.resolved["selection_calls"] == f"vllm x{2 * (ONE_ROW + REQUESTS * LINEARS)}"
+    assert on.resolved["selection_calls"] == f"cpu-gemv x{2 * ONE_ROW}, vllm x{2 * REQUESTS * LINEARS}"
+    assert on.resolved["selection_parameters"] == f"{2 * (LINEARS + 1)} unchanged"
 
 
 def test_two_tables_share_one_vllm(tmp_path: Path) -> None:

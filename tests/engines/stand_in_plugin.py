@@ -32,8 +32,9 @@ class Plugin:
 def _path(place: int, layer: int, lists: bool) -> PluginPath:
     is_listed = lists and place != OFF
     return PluginPath(
-        op="linear", layer=f"model.layers.{layer}.o_proj", role="o", variant=place, m=1, shape="1x8x8", contest_legal=True,
-        backend=f"of-table-{place}" if is_listed else "vllm", read_bytes=128 if is_listed else None,
+        op="linear", layer=f"model.layers.{layer}.o_proj", role="o", variant=place, m=1, shape="1x8x8",
+        backend=f"of-table-{place}" if is_listed else "vllm", contest_legal=True,
+        read_bytes=128 if is_listed else None,
         reason=None if is_listed or place == OFF else "the table does not list this problem",
     )  # fmt: skip
 

@@ -13,6 +13,16 @@ from harness.vllm_plugin.shared import OFF
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
+def counted_since(before: PluginReport | None, now: PluginReport) -> PluginReport:
+    """Calls between two reports of one process; its paths only become more. None: of all its life."""
+    earlier = () if before is None else before.paths
+    paths = [
+        path.model_copy(update={"num_calls": path.num_calls - earlier[place].num_calls})
+        for place, path in enumerate(now.paths[: len(earlier)])
+    ]
+    return now.model_copy(update={"paths": (*paths, *now.paths[len(earlier) :])})
+
+
 def of_variant(reports: Sequence[PluginReport], variant: int) -> list[PluginReport]:
     """One table's part of them, or of -1 that of vLLM alone."""
     return [

@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginReport
 from harness.vllm_plugin.audit import unchanged
-from harness.vllm_plugin.report import counted_steps, of_variant, op_choices, summary
+from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import read_reports, switch
 
 
@@ -16,9 +16,13 @@ class Variant:
     """What one engine's requests take. Several engines may share a vLLM, each with a variant of its own."""
 
     def __init__(self, folder: Path, place: int | None = None, num_tables: int = 1) -> None:
-        """folder: the plugin's (HARNESS_PLUGIN_REPORT). place: in HARNESS_SELECTION, or -1 for vLLM alone; None: it
-        stays at the first, and all that was counted is this engine's."""
+        """Of a vLLM that is ready: what it ran to get there (warm-up, capture) counts for nobody.
+
+        folder: the plugin's (HARNESS_PLUGIN_REPORT). place: in HARNESS_SELECTION, or -1 for vLLM alone; None: it stays
+        at the first, and all that was counted is this engine's.
+        """
         self._folder, self._place, self._num_tables = folder, place, num_tables
+        self._at_start = {report.pid: report for report in read_reports(folder)}
         self._parameters: dict[str, str] = {}
 
     def take(self) -> None:
@@ -28,7 +32,7 @@ class Variant:
 
     def reports(self) -> list[PluginReport]:
         """Of every process with layers of ours, this variant's part of each."""
-        reports = read_reports(self._folder)
+        reports = [counted_since(self._at_start.get(now.pid), now) for now in read_reports(self._folder)]
         return reports if self._place is None else of_variant(reports, self._place)
 
     def audit(self, workers: Iterable[Mapping[str, Sequence[str]]]) -> None:

@@ -9,6 +9,8 @@ from harness.vllm_plugin.settings import REPORT, SELECTION
 from harness.vllm_plugin.shared import OFF, active_file, new_counters, shared_integers, write_report
 
 LAYERS = 3
+WARM_UP = 8
+"""Tokens before it is ready, as vLLM runs its model to see what memory it takes."""
 
 
 class Plugin:
@@ -21,6 +23,7 @@ class Plugin:
         self._counts, self._deaf = new_counters(folder, pid), deaf
         self._paths = [_path(place, layer, lists) for place in range(OFF, len(tables)) for layer in range(LAYERS)]
         write_report(folder, PluginReport(pid=pid, tables=tuple(tables), kept_bytes=0, paths=tuple(self._paths)))
+        self.decode(WARM_UP)
 
     def decode(self, num_tokens: int) -> None:
         """One step fewer: the first token is the prompt's."""

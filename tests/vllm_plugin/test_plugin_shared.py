@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.specs.plugin import PluginPath, PluginReport
-from harness.vllm_plugin.report import counted_steps, of_variant, op_choices, summary
+from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import (
     MAX_PATHS,
     active_file,
@@ -121,3 +121,10 @@ def test_a_variants_steps_are_those_of_its_slowest_layer() -> None:
     assert counted_steps(of_variant(reports, -1)) == 5
     assert counted_steps(of_variant(reports, 1)) == 0
     assert summary(of_variant(reports, -1))["selection"] == "off"
+
+
+def test_what_ran_before_a_server_was_ready_is_nobodys() -> None:
+    before = report(path("a", 1, num_calls=4), path("b", 1))
+    now = report(path("a", 1, num_calls=9), path("b", 1, num_calls=5), path("b", None, "vllm", num_calls=2))
+    assert [found.num_calls for found in counted_since(before, now).paths] == [5, 5, 2]
+    assert counted_since(None, now) == now

@@ -108,3 +108,16 @@ def test_a_weight_that_is_written_to_ends_the_run(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Session, "linear", writing)
     with pytest.raises(MeasurementError, match=r"1 parameters are not .*: model\.layers\.1\.mlp\.down_proj\.weight"):
         run_bench(RunConfig.model_validate(config), tmp_path / "runs", lambda line: None)
+
+
+def test_compiled_code_serves_both(tmp_path: Path) -> None:
+    """The model is run before it is ready, too: those calls are nobody's."""
+    model = vllm_config(tmp_path, "qwen3")
+    table = save_table(tmp_path / "t", model, "cpu-gemv")
+    environment = {"VLLM_CACHE_ROOT": str(tmp_path / "cache")}
+    record = compare(model, tmp_path, None, table, graph="compiled", environment=environment)
+    off, on = (side.engine for side in record.sides)
+    assert off.resolved["compilation_mode"] != "NONE"
+    assert (off.counted_steps, on.counted_steps) == (STEPS, STEPS)
+    assert off.resolved["selection_calls"] == f"vllm x{ONE_ROW + REQUESTS * LINEARS}"
+    assert on.resolved["selection_calls"] == f"cpu-gemv x{ONE_ROW}, vllm x{REQUESTS * LINEARS}"

@@ -19,6 +19,18 @@ _FLAGS = {
     "hip": ("-x", "hip", "-std=c++17", "-O3", "-shared", "-fPIC", "-Wall", "-Wextra"),
     HOST: ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra"),
 }
+# CUDA Programming Guide, Compute Capabilities, "Memory Information per Compute Capability": maximum amount of shared
+# memory per thread block. AMD: LDS of a compute unit, which one workgroup may have whole, in ROCm's "AMD GPU
+# specifications" (MI50 and MI60 to MI355X); LLVM's AMDGPU.td has the same 65536 for all of gfx9, 163840 for gfx950.
+# Hygon publishes none; gfx936's is what rocminfo shows on the card. No entry: not known, so nothing is compared.
+_SHARED_KIB = {
+    "sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227,
+    "sm_110": 227, "sm_120": 99, "sm_121": 99,
+    "gfx900": 64, "gfx906": 64, "gfx908": 64, "gfx90a": 64, "gfx942": 64, "gfx950": 160, "gfx936": 64,
+}  # fmt: skip
+MOST_THREADS = 1024
+"""Of a block, on all of these cards: the same guide, "Maximum number of threads per block"; on AMD's it is a limit of
+the ISA, which ROCR-Runtime tells as HSA_ISA_INFO_WORKGROUP_MAX_SIZE (its issue 55)."""
 
 
 def load_gpu_kernel(source: Path, target: str) -> ctypes.CDLL:
@@ -62,6 +74,13 @@ def wave_widths(target: str) -> tuple[int, ...]:
         return (32, 64)
     is_rdna = re.match(r"gfx1\d{3}", target) is not None
     return (64,) if platform == "hip" and not is_rdna else (32,)
+
+
+def most_shared_bytes(target: str) -> int | None:
+    """What a block may have of shared memory (LDS) there; null where it is not known."""
+    arch = target.partition(":")[0]
+    kib = _SHARED_KIB.get(arch.rstrip("af") if arch.startswith("sm_") else arch)
+    return None if kib is None else kib << 10
 
 
 def find_nvcc() -> list[str]:

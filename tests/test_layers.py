@@ -55,6 +55,7 @@ LAYER = {
     "harness.cpu_pool": 1,
     "harness.triton_kernels": 1,
     "harness.absent_card": 1,
+    "harness.triton_builds": 1,
     "harness.devices": 1,
     "harness.client": 1,
     "harness.server": 1,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.ab.shapes import Calls, Case, cases
 from harness.absent_card import compiling_for
-from harness.backends.base import Executor
+from harness.backends.base import Executor, Launch
 from harness.backends.registry import REGISTRIES
 from harness.errors import ConfigError
 from harness.records import Say
@@ -20,11 +20,10 @@ from harness.specs.device import DeviceInfo
 from harness.specs.model import ModelSpec
 from harness.specs.problem import Parameters
 from harness.specs.selection import SelectionTable
+from harness.triton_builds import build_settings
 
 if TYPE_CHECKING:
     from harness.ab.operands.base import Places
-
-MAX_WHY = 200
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def jobs_of_table(table: SelectionTable) -> list[Job]:
 
 
 def compile_jobs(jobs: Sequence[Job], dtype: str, target: str, device: DeviceInfo, tell: Say) -> Iterator[Build]:
-    """One build a job, which stand by operation; UnavailableError where Triton can't compile for the target at all."""
+    """The builds of each job, which stand by operation; UnavailableError where Triton can't compile for the target."""
     with compiling_for(target):  # or say at once that it can't
         from harness.ab.operands.arena import BlankArena
 
@@ -72,29 +71,12 @@ def compile_jobs(jobs: Sequence[Job], dtype: str, target: str, device: DeviceInf
         arena = BlankArena([job.case for job in alike], dtype, device)  # as an A/B's: its size decides types of AMD's
         for job in alike:
             tell(f"{target}: {job.backend.name} on {job.case.label}")
-            yield _compile(job, arena.places(job.case), target, device)
+            bind = partial(_launches, job, arena.places(job.case), device)
+            yield from build_settings(target, f"{job.backend.name} {job.case.label}", job.settings, bind)
 
 
-def _compile(job: Job, places: Places, target: str, device: DeviceInfo) -> Build:
-    started, faults = time.perf_counter(), []
-    with compiling_for(target) as found:
-        for parameters in job.settings:
-            try:
-                for launch in places.bind(job.backend, parameters, Executor(device)).launches:
-                    launch()
-            except Exception as error:  # noqa: BLE001 - a compiler may raise anything; other settings go on
-                reason = " ".join(str(error).split())[-MAX_WHY:]  # Triton quotes the source first
-                faults.append(f"{parameters or 'usual'}: {type(error).__name__}: {reason}")
-    why = f"{len(faults)} of {len(job.settings)} settings, {faults[0]}" if faults else None
-    return Build(
-        target=target,
-        what="triton",
-        kernel=f"{job.backend.name} {job.case.label}",
-        outcome="failed" if faults else "built" if any(each.is_new for each in found) else "cached",
-        why=why,
-        time_s=time.perf_counter() - started,
-        num_bytes=sum(each.num_bytes for each in found) if found else None,
-    )
+def _launches(job: Job, places: Places, device: DeviceInfo, parameters: Parameters) -> tuple[Launch, ...]:
+    return places.bind(job.backend, parameters, Executor(device)).launches
 
 
 def _compiles_at_launch(backend: type[Any]) -> bool:

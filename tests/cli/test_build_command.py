@@ -9,6 +9,7 @@ from command import harness, json_of
 from harness.gpu_build import load_gpu_kernel
 from harness.kernel_build import kernel_source, load_kernel
 from harness.resources import kernels_dir
+from harness.specs.build import Build
 from harness.specs.device import DeviceInfo
 from harness.specs.selection import SelectionEntry, SelectionTable
 
@@ -106,6 +107,12 @@ def test_a_missing_compiler_is_no_failure(sources: Path, no_tools: None) -> None
         assert row["why"].startswith(why)
         assert row["time_s"] is None and row["num_bytes"] is None
     assert "skipped: nvcc is not on the PATH" in harness("backends", "--build", "--target", "sm_90").output
+
+
+def test_what_a_card_can_not_launch_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Build(target="sm_86", what="triton", kernel="some kernel", outcome="too large", why="a block wants 200,000 B")
+    monkeypatch.setattr("harness.prebuild.prebuild", lambda *arguments: iter([row]))
+    assert "too large: a block wants 200,000 B" in harness("backends", "--build", "--target", "sm_86").output
 
 
 def test_without_targets_this_machine_is_built_for(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UnavailableError
-from harness.gpu_build import compile_command, load_gpu_kernel, platform_of, wave_widths
+from harness.gpu_build import compile_command, load_gpu_kernel, most_shared_bytes, platform_of, wave_widths
 from harness.kernel_build import kernel_source
 from harness.resources import kernels_dir
 
@@ -159,3 +159,13 @@ def test_a_compiler_that_is_missing_or_given(monkeypatch, tmp_path, variable, ta
     monkeypatch.setattr("harness.kernel_build.shutil.which", os.path.abspath)
     monkeypatch.setenv(variable, "/my/compiler --quick")
     assert compile_command(target)[0][-2:] == ["/my/compiler", "--quick"]
+
+
+@pytest.mark.parametrize(
+    "target, num_bytes",
+    [("sm_80", 166_912), ("sm_86", 101_376), ("sm_90", 232_448), ("sm_90a", 232_448), ("gfx906", 65_536),
+     ("gfx90a:sramecc+:xnack-", 65_536), ("gfx950", 163_840), ("gfx928", None), ("gfx1100", None), ("sm_61", None)],
+)  # fmt: skip
+def test_what_a_block_may_have_of_shared_memory(target, num_bytes):
+    """CUDA's as cudaDevAttrMaxSharedMemoryPerBlockOptin has it there; what nobody publishes is not known."""
+    assert most_shared_bytes(target) == num_bytes

@@ -121,6 +121,49 @@ def test_a_setting_that_does_not_compile_is_named_and_the_others_go_on(cache):
     assert "power of" in build.why and build.num_bytes > 0
 
 
+WIDE_HEADS = AttentionProblem(m=64, **{**HEADS, "head_dim": 256})
+SMALL_TILES = {"block_queries": 16, "block_keys": 16, "num_warps": 4, "num_stages": 1}
+LARGE_TILES = {"block_queries": 64, "block_keys": 64, "num_warps": 4, "num_stages": 2}
+
+
+def prefill_builds(target, settings):
+    from harness.ab.ahead import Job, compile_jobs
+    from harness.ab.shapes import Calls, Case
+    from harness.backends.attention.triton_prefill import TritonPrefill
+
+    job = Job(Case("attention", "prefill", WIDE_HEADS, Calls(0, 0), 70), TritonPrefill, settings)
+    return list(compile_jobs([job], "BF16", target, CARD, lambda line: None))
+
+
+@pytest.mark.parametrize(
+    "target, wanted, limit", [("sm_86", "106,496", "101,376"), ("gfx942", "73,728", "65,536"), ("sm_90", None, None)]
+)
+def test_a_setting_that_the_card_can_not_launch_is_too_large(target, wanted, limit, cache):
+    built, *too_large = prefill_builds(target, (LARGE_TILES, SMALL_TILES))
+    assert built.outcome == "built" and built.why is None
+    if wanted is None:
+        assert too_large == [] and built.shared_bytes > 100_000
+        return
+    (row,) = too_large
+    assert row.outcome == "too large" and str(LARGE_TILES) in row.why and row.kernel == built.kernel
+    assert row.why.endswith(f"a block wants {wanted} B of shared memory, {target} has {limit}")
+    assert row.shared_bytes == int(wanted.replace(",", "")) and 0 < built.shared_bytes < row.shared_bytes
+    assert [each.outcome for each in prefill_builds(target, (SMALL_TILES, LARGE_TILES))] == ["cached", "too large"]
+    assert [each.outcome for each in prefill_builds(target, (LARGE_TILES,))] == ["too large"]
+
+
+def test_a_block_of_too_many_threads_is_too_large(cache):
+    """32 waves of 64 lanes are no block; 32 warps are one."""
+    from harness.ab.ahead import Job, compile_jobs
+    from harness.ab.shapes import Calls, Case
+    from harness.backends.linear.triton_gemv import TritonGemv
+
+    job = Job(Case("linear", "-", LINEAR, Calls(0, 0)), TritonGemv, ({**GEMV, "num_warps": 32},))
+    (row,) = compile_jobs([job], "BF16", "gfx90a", CARD, lambda line: None)
+    assert row.outcome == "too large" and row.why.endswith("a block wants 2,048 threads, gfx90a has 1,024")
+    assert [row.outcome for row in compile_jobs([job], "BF16", "sm_90", CARD, lambda line: None)] == ["built"]
+
+
 def test_a_model_asks_for_every_setting_of_every_triton_backend():
     from harness.ab.ahead import jobs_of_model
     from harness.backends.triton import declared

@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from harness.ab.ahead import Job, compile_jobs, jobs_of_model, jobs_of_table
+from harness.backends.base import Executor
+from harness.backends.triton import declared
 from harness.devices.gpu import DCU_ARCHS, gpus_here
 from harness.errors import ConfigError, UnavailableError
 from harness.gpu_build import HOST, build_gpu_kernel, compile_command, platform_of, wave_widths
 from harness.kernel_build import Library, build_kernel, find_compiler
-from harness.models import resolve_model
+from harness.models import ResolvedModel, resolve_model
+from harness.probe.triton_probe import OP, probe_launches
 from harness.records import Say
 from harness.resources import kernels_dir
 from harness.selection import load_table
 from harness.specs.build import Build
 from harness.specs.device import DeviceInfo
+from harness.triton_builds import build_settings
 
 CPU = "cpu"
 TRITON = "all"
 """How a row names Triton's kernels where there is none for each problem."""
 
-Asked = Callable[[DeviceInfo], tuple[str, list[Job], list[str]]]
-"""(dtype, jobs, why operations have none) on a device."""
+
+@dataclass(frozen=True)
+class Asked:
+    """What Triton's kernels are to be compiled for on a device."""
+
+    dtype: str
+    jobs: list[Job]
+    reasons: list[str] = field(default_factory=list)
+    """Why operations have no jobs."""
+    model: ResolvedModel | None = None
+    """Whose steps are to be compiled for as well."""
+
+
+Ask = Callable[[DeviceInfo], Asked]
 
 
 def prebuild(targets: Sequence[str], model: str | None, table: Path | None, tell: Say) -> Iterator[Build]:
@@ -33,16 +50,16 @@ def prebuild(targets: Sequence[str], model: str | None, table: Path | None, tell
     Raises ConfigError for a target of no known kind, a model or a table that can't be had, before it builds anything.
     """
     _check(targets)
-    asked = _asked(model, table)
+    ask = _asked(model, table)
     cards = {} if targets and {*targets} <= {CPU, HOST} else gpus_here()
-    return _builds(tuple(dict.fromkeys(targets)) or (CPU, *cards), cards, asked, tell)
+    return _builds(tuple(dict.fromkeys(targets)) or (CPU, *cards), cards, ask, tell)
 
 
-def _builds(targets: Sequence[str], cards: dict[str, DeviceInfo], asked: Asked | None, tell: Say) -> Iterator[Build]:
+def _builds(targets: Sequence[str], cards: dict[str, DeviceInfo], ask: Ask | None, tell: Say) -> Iterator[Build]:
     for target in targets:
         yield from _libraries(target, tell)
         if target not in (CPU, HOST):
-            yield from _triton_kernels(target, cards.get(target.partition(":")[0]) or _card(target), asked, tell)
+            yield from _triton_kernels(target, cards.get(target.partition(":")[0]) or _card(target), ask, tell)
 
 
 def _check(targets: Sequence[str]) -> None:
@@ -55,16 +72,17 @@ def _check(targets: Sequence[str]) -> None:
             raise ConfigError(f"--target: {fault.what}", known) from None
 
 
-def _asked(model: str | None, table: Path | None) -> Asked | None:
+def _asked(model: str | None, table: Path | None) -> Ask | None:
     if model is not None and table is not None:
         raise ConfigError("--model asks for every setting, --selection for those of a table", "give one of them")
     if model is not None:
         found = resolve_model(model)
-        return lambda device: (found.spec.dtype, *jobs_of_model(found.name, found.spec, device))
+        dtype = found.spec.dtype
+        return lambda device: Asked(dtype, *jobs_of_model(found.name, found.spec, device), found)
     if table is not None:
         chosen = load_table(table)
         jobs = jobs_of_table(chosen)  # now: it may name a backend that is not here
-        return lambda device: (chosen.dtype, jobs, [])
+        return lambda device: Asked(chosen.dtype, jobs)
     return None
 
 
@@ -95,21 +113,44 @@ def _made(build: Build, make: Callable[[], Library]) -> Build:
     return build.model_copy(update={**came, "time_s": time.perf_counter() - started})
 
 
-def _triton_kernels(target: str, device: DeviceInfo, asked: Asked | None, tell: Say) -> Iterator[Build]:
+def _triton_kernels(target: str, device: DeviceInfo, ask: Ask | None, tell: Say) -> Iterator[Build]:
     skipped = Build(target=target, what="triton", kernel=TRITON, outcome="skipped")
-    if asked is None:
+    if ask is None:
         why = "they are compiled for problems: name a model (--model) or a selection table (--selection)"
         yield skipped.model_copy(update={"why": why})
         return
-    dtype, jobs, reasons = asked(device)
-    yield from (skipped.model_copy(update={"why": why}) for why in reasons)
+    asked = ask(device)
+    yield from (skipped.model_copy(update={"why": why}) for why in asked.reasons)
     try:
-        yield from compile_jobs(jobs, dtype, target, device, tell)
+        yield from compile_jobs(asked.jobs, asked.dtype, target, device, tell)
+        if asked.model is not None:
+            yield from _steps(asked.model, target, device, tell)
+            tell(f"{target}: {OP}")
+            yield from build_settings(target, OP, declared(OP), probe_launches)
     except UnavailableError as error:
         yield skipped.model_copy(update={"why": str(error)})
         return
-    if not jobs:
+    if not asked.jobs:
         yield skipped.model_copy(update={"why": "no backend for these problems compiles at a launch"})
+
+
+def _steps(model: ResolvedModel, target: str, device: DeviceInfo, tell: Say) -> Iterator[Build]:
+    """What `engine.elementwise: triton` launches in a run of the model."""
+    import torch
+
+    from harness.engines.native.blank import elementwise_launches
+    from harness.engines.native.elementwise.choose import choose_elementwise
+    from harness.engines.native.runnable import check_runnable
+
+    kernel = f"elementwise of {model.name}"
+    tell(f"{target}: {kernel}")
+    try:
+        check_runnable(model.spec, torch.device("cuda"))
+        elementwise = choose_elementwise("triton", Executor(device), model.spec.dtype)
+    except (ConfigError, UnavailableError) as none:
+        yield Build(target=target, what="triton", kernel=kernel, outcome="skipped", why=none.what)
+        return
+    yield from build_settings(target, kernel, ({},), lambda _: elementwise_launches(model.spec, elementwise, device))
 
 
 def _card(target: str) -> DeviceInfo:

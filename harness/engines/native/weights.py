@@ -119,6 +119,11 @@ def synthetic_source(spec: ModelSpec, dtype: str, device: torch.device, seed: in
     return _source(spec, dtype, device, fill, tied=spec.tie_word_embeddings)
 
 
+def blank_source(spec: ModelSpec) -> TensorSource:
+    """Tensors of the model's shapes and type without memory: a step can be bound to them, and not run."""
+    return _source(spec, spec.dtype, torch.device("meta"), lambda meta, place: None, tied=spec.tie_word_embeddings)
+
+
 def _source(spec: ModelSpec, dtype: str, device: torch.device, fill: Fill, tied: bool) -> TensorSource:
     if dtype not in TORCH_DTYPES:
         raise ConfigError(f"dtype {dtype} can't be run", f"allowed: {', '.join(TORCH_DTYPES)}")

@@ -20,9 +20,9 @@ _FLAGS = {
     HOST: ("-x", "c++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wall", "-Wextra"),
 }
 # CUDA Programming Guide, Compute Capabilities, "Memory Information per Compute Capability": maximum amount of shared
-# memory per thread block. AMD: LDS of a compute unit, which one workgroup may have whole, in ROCm's "AMD GPU
-# specifications" (MI50 and MI60 to MI355X); LLVM's AMDGPU.td has the same 65536 for all of gfx9, 163840 for gfx950.
-# Hygon publishes none; gfx936's is what rocminfo shows on the card. No entry: not known, so nothing is compared.
+# memory per thread block. AMD: the LDS of a compute unit, of which a workgroup may have all, in ROCm's "AMD GPU
+# specifications"; LLVM's AMDGPU.td has the same 65536 for all of gfx9 but gfx950's 163840. Hygon publishes none: for
+# gfx936 rocminfo (GROUP segment) and torch (shared_memory_per_block) say so on a card. No entry: nobody knows.
 _SHARED_KIB = {
     "sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_87": 163, "sm_89": 99, "sm_90": 227, "sm_100": 227, "sm_103": 227,
     "sm_110": 227, "sm_120": 99, "sm_121": 99,

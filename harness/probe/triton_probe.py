@@ -1,6 +1,6 @@
 """The read probe in Triton (kernels/read_probe/triton_kernel.py), bound without memory.
 
-No reader of ours launches it, a card's roof is gpu.cu's: where there is no nvcc or hipcc it is what can be tried.
+No reader of ours launches it, a card's roof is gpu.cu's: its checks on a card do.
 """
 
 from __future__ import annotations

@@ -64,12 +64,18 @@ def install() -> None:
 
 def check_names(ops: Iterable[Op]) -> None:
     """UnavailableError names everything that this vLLM lacks."""
-    needed = [(module, name) for op in ops for module, names in NEEDED[op].items() for name in names]
-    missing = [f"{module}.{name}" for module, name in needed if not _has(module, name)]
-    if missing:
+    lacking = missing(ops)
+    if lacking:
         raise UnavailableError(
-            f"this vLLM lacks {', '.join(missing)}", "the plugin was made for vLLM 0.32; unset HARNESS_SELECTION"
+            f"this vLLM lacks {', '.join(lacking)}",
+            "the plugin was made for vLLM 0.32: select none of such operations, or unset HARNESS_SELECTION",
         )
+
+
+def missing(ops: Iterable[Op]) -> list[str]:
+    """What these operations need and this vLLM does not have."""
+    needed = [(module, name) for op in ops for module, names in NEEDED[op].items() for name in names]
+    return [f"{module}.{name}" for module, name in needed if not _has(module, name)]
 
 
 def _has(module: str, name: str) -> bool:

@@ -85,7 +85,9 @@ class VllmRig(Rig):
         os.environ.update(tables.variables(log_dir) | self._engine.environment)
         vllm_plugin.register()  # vLLM does it for its first engine in a process alone
         defaults, audit = self._defaults(longest), audit_arguments(os.environ)
+        allowed = os.sched_getaffinity(0)
         llm = _start({"model": str(self._folder), **defaults, **audit, **self._arguments()})
+        os.sched_setaffinity(0, allowed)  # 0.18 leaves this thread on the first core, and so what it starts later
         load_s = time.perf_counter() - started
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
         notes = *synthetic, *self._notes

@@ -35,12 +35,14 @@ def software_versions() -> dict[str, str]:
     return {name: text for name, text in found.items() if text} | {"kernels": digest.hexdigest()[:16]}
 
 
-def table_path(device: DeviceInfo, model: str, dtype: str) -> Path:
-    """Where a table belongs: configs/selections/<device>/<model>-<dtype>.yaml under the working directory."""
+def table_path(device: DeviceInfo, model: str, dtype: str, tensor_parallel: int = 1) -> Path:
+    """Where a table belongs: configs/selections/<device>/<model>-<dtype>.yaml under the working directory, with -tp2
+    behind the type where two workers share every layer."""
     card = device.arch if device.kind != "cpu" and device.arch else device.name
     folder = re.sub(r"[^a-z0-9_]+", "-", card.lower()).strip("-") or platform.machine()
     stem = Path(model).parent.name if model.endswith("config.json") else Path(model).name
-    return Path("configs") / "selections" / folder / f"{stem}-{dtype.lower()}.yaml"
+    share = f"-tp{tensor_parallel}" if tensor_parallel > 1 else ""
+    return Path("configs") / "selections" / folder / f"{stem}-{dtype.lower()}{share}.yaml"
 
 
 def load_table(path: Path) -> SelectionTable:
@@ -54,10 +56,10 @@ def load_table(path: Path) -> SelectionTable:
     return table
 
 
-def foreign(table: SelectionTable, device: DeviceInfo, dtype: str) -> list[str]:
-    """How a table is not of this device, type and software; empty where it is."""
-    known = {"device": _device(table.device), "dtype": table.dtype, **table.versions}
-    here = {"device": _device(device), "dtype": dtype, **software_versions()}
+def foreign(table: SelectionTable, device: DeviceInfo, dtype: str, tensor_parallel: int = 1) -> list[str]:
+    """How a table is not of this device, type, number of workers and software; empty where it is."""
+    known = _identity(table.device, table.dtype, table.tensor_parallel) | table.versions
+    here = _identity(device, dtype, tensor_parallel) | software_versions()
     return [
         f"{key} {known.get(key, 'none')}, here {here.get(key, 'none')}"
         for key in dict.fromkeys((*known, *here))
@@ -77,13 +79,13 @@ def load_fitting(path: Path, device: DeviceInfo, dtype: str, force: bool) -> tup
     return table, differences
 
 
-def find_mergeable(path: Path, device: DeviceInfo, dtype: str) -> SelectionTable | None:
-    """The table that is there, if any; ConfigError for one of another device, type or software, which new entries can't
-    stand in, and for one that was changed."""
+def find_mergeable(path: Path, device: DeviceInfo, dtype: str, tensor_parallel: int = 1) -> SelectionTable | None:
+    """The table that is there, if any; ConfigError for one that is `foreign`, which new entries can't stand in, and for
+    one that was changed."""
     if not path.exists():
         return None
     table = load_table(path)
-    differences = foreign(table, device, dtype)
+    differences = foreign(table, device, dtype, tensor_parallel)
     if differences:
         raise ConfigError(
             f"{path} was measured elsewhere: {'; '.join(differences)}", "move it away: --save then begins a new one"
@@ -92,20 +94,24 @@ def find_mergeable(path: Path, device: DeviceInfo, dtype: str) -> SelectionTable
 
 
 def save_entries(
-    path: Path, entries: Iterable[SelectionEntry], model: str, dtype: str, device: DeviceInfo
-) -> SelectionTable:  # fmt: skip
-    """Put entries into the table at `path`: a new one, or the one that is there if it is of the same device, type and
-    software. ConfigError where it is not, and where it can't be written; the old one then stays."""
-    fresh = SelectionTable(model=model, dtype=dtype, device=device, versions=software_versions(), entries=())
-    fresh = find_mergeable(path, device, dtype) or fresh
+    path: Path, entries: Iterable[SelectionEntry], model: str, dtype: str, device: DeviceInfo, tensor_parallel: int = 1
+) -> SelectionTable:
+    """Put entries into the table at `path`: a new one, or the one that is there if it is not `foreign`. ConfigError
+    where it is, and where it can't be written; the old one then stays."""
+    fresh = SelectionTable(
+        model=model, dtype=dtype, tensor_parallel=tensor_parallel, device=device, versions=software_versions(),
+        entries=(),
+    )  # fmt: skip
+    fresh = find_mergeable(path, device, dtype, tensor_parallel) or fresh
     table = fresh.merged(entries)
     text = yaml.safe_dump(table.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     replace_file(path, text)
     return table
 
 
-def _device(device: DeviceInfo) -> str:
-    return f"{device.kind} {device.name} {device.arch or ''}".strip()
+def _identity(device: DeviceInfo, dtype: str, tensor_parallel: int) -> dict[str, str]:
+    name = f"{device.kind} {device.name} {device.arch or ''}".strip()
+    return {"device": name, "dtype": dtype, "tensor_parallel": str(tensor_parallel)}
 
 
 def _version(package: str) -> str | None:

@@ -43,8 +43,34 @@ def test_saving_again_merges(path: Path) -> None:
     assert load_table(path).entries == (replaced, other)
 
 
+def test_a_workers_table_is_not_the_whole_models(path: Path) -> None:
+    """Whose shapes it lists is part of what it is: of its name, its fingerprint, and who takes it."""
+    share = path.with_name("share.yaml")
+    save_entries(share, [ENTRY], "m", "BF16", DEVICE, tensor_parallel=2)
+    of_two, whole = load_table(share), load_table(path)
+    assert (of_two.tensor_parallel, whole.tensor_parallel) == (2, 1)
+    assert of_two.fingerprint != whole.fingerprint
+    assert foreign(of_two, DEVICE, "BF16", 2) == foreign(whole, DEVICE, "BF16") == []
+    with pytest.raises(ConfigError, match="measured elsewhere: tensor_parallel 2, here 1"):
+        load_fitting(share, DEVICE, "BF16", force=False)
+    for file, workers in ((path, 2), (share, 1), (share, 4)):
+        with pytest.raises(ConfigError, match=f"here {workers}"):
+            save_entries(file, [ENTRY], "m", "BF16", DEVICE, tensor_parallel=workers)
+
+
+def test_a_table_from_before_there_were_workers_is_whole(path: Path) -> None:
+    data = yaml.safe_load(path.read_text())
+    assert data.pop("tensor_parallel") == 1
+    path.write_text(yaml.safe_dump(data))
+    assert load_table(path).tensor_parallel == 1
+    path.write_text(yaml.safe_dump(data | {"tensor_parallel": 2}))
+    with pytest.raises(ConfigError, match="fingerprint"):
+        load_table(path)
+
+
 def test_where_a_table_belongs() -> None:
     assert table_path(DEVICE, "qwen3-0.6b", "BF16") == Path("configs/selections/a-test-s-cpu-r-2/qwen3-0.6b-bf16.yaml")
+    assert table_path(DEVICE, "m", "BF16", 2) == Path("configs/selections/a-test-s-cpu-r-2/m-bf16-tp2.yaml")
     dcu = DeviceInfo(kind="dcu", name="BW1000", arch="gfx936")
     assert table_path(dcu, "/models/Qwen3/config.json", "F16") == Path("configs/selections/gfx936/Qwen3-f16.yaml")
 

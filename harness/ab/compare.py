@@ -21,6 +21,7 @@ from harness.ab.side import Side, open_side
 from harness.backends.base import Executor
 from harness.backends.registry import REGISTRIES
 from harness.devices.contention import WaitBooks
+from harness.devices.cpu import physical_cores
 from harness.environment import read_environment
 from harness.errors import ConfigError, UnavailableError
 from harness.exclusive import measuring
@@ -58,11 +59,14 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
         REGISTRIES[config.op].get(name)
     from harness.engines.native.machine import open_executor, torch_device
 
-    with contextlib.closing(open_executor(torch_device(config.device), config.threads)) as executor:
+    on = torch_device(config.device)
+    if on.type == "cpu" and config.tensor_parallel > 1 and config.threads is None:
+        config = config.model_copy(update={"threads": max(1, len(physical_cores()) // config.tensor_parallel)})
+    with contextlib.closing(open_executor(on, config.threads)) as executor:
         if saves:
-            find_mergeable(
-                table_path(executor.device, config.model, model.spec.dtype), executor.device, model.spec.dtype
-            )
+            dtype, workers = model.spec.dtype, config.tensor_parallel
+            path = table_path(executor.device, config.model, dtype, workers)
+            find_mergeable(path, executor.device, dtype, workers)
         where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
         with RunFolder.create(runs_parent, where, name) as folder:
             record = _new_record(folder.run_id, config, model.spec, executor)
@@ -123,8 +127,9 @@ def save_winners(record: AbRecord) -> Path:
     entries = entries_of(record.rows, record.run_id, record.config.compared_to)
     if not entries:
         raise ConfigError("no backend could be timed, so there is no winner to keep", "see the rows for the reasons")
-    path = table_path(record.device, record.config.model, record.dtype)
-    save_entries(path, entries, record.config.model, record.dtype, record.device)
+    model, workers = record.config.model, record.config.tensor_parallel
+    path = table_path(record.device, model, record.dtype, workers)
+    save_entries(path, entries, model, record.dtype, record.device, workers)
     return path
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.errors import ConfigError
+from harness.plan.ranks import check_divides, rank_spec, vocab_shares
 from harness.specs.ab import AbConfig, Op
 from harness.specs.model import ModelSpec
 from harness.specs.parts.attention import Attention
@@ -19,6 +20,8 @@ FUSED = (
 """Products of one input that engines do as one."""
 IN_TWO = (("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"))
 """How vLLM does the last of them: shapes that a table for it needs, beside what one product a layer counts."""
+ROW_PARALLEL = ("o_proj", "out_proj", "down_proj")
+"""Products that are cut along k: the first worker alone adds their bias."""
 _Shape = tuple[int, int, bool]
 SPARE_PLACES = 64
 """Of an attention's cache behind the context: what a kernel reads there shows in its result."""
@@ -56,16 +59,20 @@ class Case:
 
 
 def cases(spec: ModelSpec, config: AbConfig) -> list[Case]:
-    """What the command compares; ConfigError for a model that has no such operation."""
+    """What the command compares: a worker's problems where several share every layer. ConfigError for a model that has
+    no such operation, and for one that can't be shared out."""
     if spec.quantization is not None:
         raise ConfigError(
             f"the weights are in {spec.quantization}: no backend here multiplies with those",
             "give the model as it was before it was quantized",
         )
+    workers = config.tensor_parallel
+    check_divides(spec, workers)
+    share = rank_spec(spec, workers)
     made = {
-        "linear": lambda: linear_cases(spec, config.batches),
-        "attention": lambda: attention_cases(spec, config.contexts, config.chunks),
-        "linear-attention": lambda: delta_cases(spec, config.chunks),
+        "linear": lambda: linear_cases(spec, config.batches, workers),
+        "attention": lambda: attention_cases(share, config.contexts, config.chunks),
+        "linear-attention": lambda: delta_cases(share, config.chunks),
     }[config.op]()
     if not made:
         kinds = ", ".join(sorted({layer.mixer.kind for layer in spec.layers}))
@@ -73,8 +80,12 @@ def cases(spec: ModelSpec, config: AbConfig) -> list[Case]:
     return made
 
 
-def linear_cases(spec: ModelSpec, batches: Iterable[int]) -> list[Case]:
-    """Every distinct shape once for each batch; calls count the layers and products that share it."""
+def linear_cases(spec: ModelSpec, batches: Iterable[int], num_workers: int = 1) -> list[Case]:
+    """Every distinct shape once for each batch; calls count the layers and products that share it.
+
+    Of several workers each has the shapes of its share, and calls are the first one's: what others alone have, the rest
+    of the vocabulary and products whose bias the first adds, is counted nowhere.
+    """
     calls: dict[_Shape, Calls] = defaultdict(lambda: Calls(0, 0))
     roles: dict[_Shape, dict[str, None]] = defaultdict(dict)
 
@@ -84,17 +95,21 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int]) -> list[Case]:
         calls[shape] = Calls(before.fused + count * when_fused, before.unfused + count * when_apart)
         roles[shape][product.name.rpartition(".")[2].removesuffix("_proj")] = None
 
-    for index, kind in enumerate(spec.kinds):
+    for index, kind in enumerate(rank_spec(spec, num_workers).kinds):
         products, count = kind.products(spec.hidden_size), spec.pattern.count(index)
         groups = list(_groups(products, FUSED))
         parts = {part for _, group in groups for part in group}
         for product in products:
             add(product, count, when_fused=product not in parts, when_apart=True)
+            if num_workers > 1 and product.bias and product.name.endswith(ROW_PARALLEL):
+                add(product._replace(bias=False), count, when_fused=False, when_apart=False)
         for whole, _ in groups:
             add(whole, count, when_fused=True, when_apart=False)
         for whole, _ in _groups(products, IN_TWO):
             add(whole, count, when_fused=False, when_apart=False)
-    add(Product("lm_head", spec.vocab_size, spec.hidden_size), 1, when_fused=True, when_apart=True)
+    for worker, rows in enumerate(vocab_shares(spec.vocab_size, num_workers)):
+        if rows:
+            add(Product("lm_head", rows, spec.hidden_size), 1, when_fused=worker == 0, when_apart=worker == 0)
     return [
         Case("linear", "/".join(roles[n, k, bias]), LinearProblem(m=m, n=n, k=k, dtype=spec.dtype, bias=bias), found)
         for m in batches

@@ -25,7 +25,10 @@ PrecisionOption = Annotated[
 ]
 BlocksOption = Annotated[int, typer.Option("--blocks", min=8, help="Interleaved rounds, at least.")]
 SaveOption = Annotated[
-    bool, typer.Option("--save", help="Put the winners into configs/selections/<device>/<model>-<dtype>.yaml.")
+    bool, typer.Option("--save", help="Put the winners into configs/selections/<device>/<model>-<dtype>[-tp2].yaml.")
+]
+WorkersOption = Annotated[
+    int, typer.Option("--tensor-parallel", min=1, max=MAX_COUNT, help="A worker's share of so many, as vLLM cuts it.")
 ]
 MaxBlocksOption = Annotated[int, typer.Option("--max-blocks", min=8, help="Rounds, at most.")]
 
@@ -39,6 +42,7 @@ def _group() -> None:
 def linear(
     model: ModelOption,
     batch: Annotated[str, typer.Option("--batch", help="Rows of x, with commas: 1,2,4,8.")] = "1",
+    tensor_parallel: WorkersOption = 1,
     device: DeviceOption = "auto",
     backend: BackendOption = None,
     baseline: BaselineOption = None,
@@ -51,9 +55,9 @@ def linear(
 ) -> None:
     """Every linear backend on each shape of a model: GB/s, share of the probe, ratio to the baseline."""
     settings = {
-        "op": "linear", "model": model, "batches": _counts("--batch", batch), "device": device,
-        "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
-        "max_blocks": max(blocks, max_blocks),
+        "op": "linear", "model": model, "batches": _counts("--batch", batch), "tensor_parallel": tensor_parallel,
+        "device": device, "backends": tuple(backend or ()), "baseline": baseline, "precision": precision,
+        "min_blocks": blocks, "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
     _compare(settings, runs_dir, format, save)
 
@@ -63,6 +67,7 @@ def attention(
     model: ModelOption,
     contexts: Annotated[str, typer.Option("--contexts", help="Filled places, with commas.")] = "512,2048,8192",
     chunks: Annotated[str, typer.Option("--chunks", help="New tokens: 1 decodes, more are a prompt's.")] = "1,512",
+    tensor_parallel: WorkersOption = 1,
     device: DeviceOption = "auto",
     backend: BackendOption = None,
     baseline: BaselineOption = None,
@@ -76,8 +81,9 @@ def attention(
     """Every attention backend on a model's heads, over a cache of each context: one query, and a prompt's chunk."""
     settings = {
         "op": "attention", "model": model, "contexts": _counts("--contexts", contexts),
-        "chunks": _counts("--chunks", chunks), "device": device, "backends": tuple(backend or ()),
-        "baseline": baseline, "precision": precision, "min_blocks": blocks, "max_blocks": max(blocks, max_blocks),
+        "chunks": _counts("--chunks", chunks), "tensor_parallel": tensor_parallel, "device": device,
+        "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
+        "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
     _compare(settings, runs_dir, format, save)
 
@@ -86,6 +92,7 @@ def attention(
 def linear_attention(
     model: ModelOption,
     chunks: Annotated[str, typer.Option("--chunks", help="New tokens: 1 decodes, more are a prompt's.")] = "1,64",
+    tensor_parallel: WorkersOption = 1,
     device: DeviceOption = "auto",
     backend: BackendOption = None,
     baseline: BaselineOption = None,
@@ -98,9 +105,9 @@ def linear_attention(
 ) -> None:
     """Every backend of the gated delta rule on a model's heads: one token, and a prompt's chunk."""
     settings = {
-        "op": "linear-attention", "model": model, "chunks": _counts("--chunks", chunks), "device": device,
-        "backends": tuple(backend or ()), "baseline": baseline, "precision": precision, "min_blocks": blocks,
-        "max_blocks": max(blocks, max_blocks),
+        "op": "linear-attention", "model": model, "chunks": _counts("--chunks", chunks),
+        "tensor_parallel": tensor_parallel, "device": device, "backends": tuple(backend or ()), "baseline": baseline,
+        "precision": precision, "min_blocks": blocks, "max_blocks": max(blocks, max_blocks),
     }  # fmt: skip
     _compare(settings, runs_dir, format, save)
 
@@ -187,7 +194,9 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     table = save_winners(record) if save and not unstable else None
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
-        show(ab_table(record.rows), format, title=f"{config.op} backends on {config.model}, {record.device.name}")
+        share = f", a worker of {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
+        title = f"{config.op} backends on {config.model}{share}, {record.device.name}"
+        show(ab_table(record.rows), format, title=title)
         for line in (*not_here_lines(record.rows), *worth_lines(record.rows)):
             typer.echo(line)
         typer.echo(f"record  {folder}")

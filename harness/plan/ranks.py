@@ -23,6 +23,8 @@ from harness.traffic import packed_weight
 
 ALL_REDUCES_A_LAYER = 2
 """Behind the mixer and behind the MLP."""
+VOCAB_MULTIPLE = 64
+"""vLLM fills a vocabulary up to a multiple of this before it shares it out."""
 
 
 def rank_spec(spec: ModelSpec, num_ranks: int) -> ModelSpec:
@@ -33,7 +35,24 @@ def rank_spec(spec: ModelSpec, num_ranks: int) -> ModelSpec:
         LayerKind(mixer=_rank_mixer(kind.mixer, num_ranks), mlp=_rank_mlp(kind.mlp, num_ranks), norms=kind.norms)
         for kind in spec.kinds
     )
-    return spec.model_copy(update={"kinds": kinds, "vocab_size": ceil(spec.vocab_size / num_ranks)})
+    return spec.model_copy(update={"kinds": kinds, "vocab_size": vocab_shares(spec.vocab_size, num_ranks)[0]})
+
+
+def vocab_shares(vocab_size: int, num_ranks: int) -> tuple[int, ...]:
+    """Each rank's rows of the embedding and of the head, as vLLM cuts them: equal parts of the filled-up vocabulary,
+    the last ones without what fills it up."""
+    part = ceil(_filled_up(vocab_size) / num_ranks)
+    return tuple(min(part, max(0, vocab_size - rank * part)) for rank in range(num_ranks))
+
+
+def check_divides(spec: ModelSpec, num_ranks: int) -> None:
+    """ConfigError for a width that vLLM would not start with: it shares out evenly or not at all."""
+    widths = [width for kind in spec.kinds for width in _mlp_widths(kind.mlp)]
+    for width in (*widths, _filled_up(spec.vocab_size)):
+        if width % num_ranks:
+            raise ConfigError(
+                f"a width of {width} can't be shared out to {num_ranks} ranks", "give a number of ranks that divides it"
+            )
 
 
 def can_share(spec: ModelSpec, num_ranks: int) -> bool:
@@ -100,6 +119,18 @@ def _rank_mlp(mlp: Mlp, num_ranks: int) -> Mlp:
         return mlp.model_copy(update={"intermediate_size": ceil(mlp.intermediate_size / num_ranks)})
     shared = None if mlp.shared is None else _rank_mlp(mlp.shared, num_ranks)
     return mlp.model_copy(update={"expert": _rank_mlp(mlp.expert, num_ranks), "shared": shared})
+
+
+def _mlp_widths(mlp: Mlp) -> list[int]:
+    if isinstance(mlp, NoMlp):
+        return []
+    if not isinstance(mlp, Moe):
+        return [mlp.intermediate_size]
+    return [part.intermediate_size for part in (mlp.expert, mlp.shared) if part is not None]
+
+
+def _filled_up(vocab_size: int) -> int:
+    return ceil(vocab_size / VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 def _share(num_heads: int, num_ranks: int) -> int:

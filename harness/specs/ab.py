@@ -24,6 +24,8 @@ class AbConfig(Frozen):
     """Whose shapes; a known name, a folder or a config.json."""
     device: str = "auto"
     """auto, cpu or cuda."""
+    tensor_parallel: Count = 1
+    """Workers that share every layer: the problems, the calls and what they are worth are one worker's."""
     batches: tuple[Count, ...] = (1,)
     """linear: rows of x, which are requests decoded together. Each request has attention and a state of its own."""
     contexts: tuple[Count, ...] = (512, 2048, 8192)
@@ -43,6 +45,7 @@ class AbConfig(Frozen):
     sample_s: Magnitude = 0.02
     """Aim of one sample's length: as many calls as that takes at the roof, one walk through the rotation at most."""
     threads: Count | None = None
+    """CPU. Null: as many as there are cores, and a worker's share of them where several share every layer."""
     seed: NonNegativeInt = 0
 
     @model_validator(mode="after")

@@ -55,11 +55,13 @@ class SelectionEntry(Frozen):
 
 
 class SelectionTable(Frozen):
-    """configs/selections/<device>/<model>-<dtype>.yaml"""
+    """configs/selections/<device>/<model>-<dtype>.yaml, or <model>-<dtype>-tp<workers>.yaml"""
 
     schema_version: Literal[1] = 1
     model: str
     dtype: str
+    tensor_parallel: PositiveInt = 1
+    """Workers that share every layer: the problems are one worker's."""
     device: DeviceInfo
     versions: dict[str, str]
     """Of the packages, compiler and kernel sources that the figures are of."""
@@ -89,6 +91,8 @@ class SelectionTable(Frozen):
 
     def _hash(self) -> str:
         content = self.model_dump(mode="json", exclude={"fingerprint"})
+        if self.tensor_parallel == 1:  # as the tables that were written before there were others
+            del content["tensor_parallel"]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

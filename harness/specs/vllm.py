@@ -69,8 +69,8 @@ class VllmOptions(Frozen):
     seed: NonNegativeInt = 0
     selection: Annotated[str, Field(min_length=1)] | None = None
     """A table of winners that `harness ab linear --save` wrote, for vLLM's linear layers; several with `:` between are
-    variants, of which the first is taken. On a CPU alone. HARNESS_SELECTION_FORCE=1 in `environment` takes a table of
-    another device or software."""
+    variants, of which the first is taken. On a CPU alone. Of as many workers as tensor_parallel (`--tensor-parallel`).
+    HARNESS_SELECTION_FORCE=1 in `environment` takes a table of another number, device or software."""
     extra_args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JsonValue] = {}
     """Further arguments, as vLLM's EngineArgs names them. Not those that a field above sets, and none that changes what
     a step reads, since its bytes would be counted wrongly."""

@@ -53,6 +53,7 @@ def _replace(stock: Any) -> None:
     class Selected(stock):  # type: ignore[misc]
         def __init__(self, *arguments: Any, **named: Any) -> None:
             super().__init__(*arguments, **named)
+            self.prefix = getattr(self, "prefix", named.get("prefix", ""))  # 0.18's embeddings do not keep their name
             _select(self)
 
     Selected.__name__ = Selected.__qualname__ = f"Selected{stock.__name__}"
@@ -98,7 +99,8 @@ def _opened(settings: Settings, config: Any) -> Session:
     if kind != "cpu":
         raise UnavailableError(f"the plugin works on a CPU in this version, not on {kind}", "unset HARNESS_SELECTION")
     device, tables = detect_cpu(), settings.load()
-    notes = settings.check(tables, device, CONFIG_DTYPES[str(config.model_config.dtype).removeprefix("torch.")])
+    dtype = CONFIG_DTYPES[str(config.model_config.dtype).removeprefix("torch.")]
+    notes = settings.check(tables, device, dtype, config.parallel_config.tensor_parallel_size)
     # vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it.
     key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
     config.additional_config["llm-decode-harness"] = key

@@ -23,7 +23,7 @@ class Settings:
     tables: tuple[Path, ...]
     """HARNESS_SELECTION, with os.pathsep between: variants that a run may switch between, the first at first."""
     force: bool = False
-    """HARNESS_SELECTION_FORCE=1: also tables of another device, type or software."""
+    """HARNESS_SELECTION_FORCE=1: also tables of another device, type, number of workers or software."""
     contest: bool = False
     """HARNESS_CONTEST=1: weights stay as loaded, and only backends that leave them so are allowed."""
     report: Path | None = None
@@ -33,16 +33,18 @@ class Settings:
         """ConfigError for a file that is no table, or was changed."""
         return tuple(load_table(path) for path in self.tables)
 
-    def check(self, tables: tuple[SelectionTable, ...], device: DeviceInfo, dtype: str) -> tuple[str, ...]:
+    def check(
+        self, tables: tuple[SelectionTable, ...], device: DeviceInfo, dtype: str, tensor_parallel: int = 1
+    ) -> tuple[str, ...]:
         """A note on each table that was measured elsewhere and is forced; ConfigError for one that is not. dtype: the
-        model's."""
-        notes = []
+        model's. tensor_parallel: workers that share every layer."""
+        notes, share = [], f" --tensor-parallel {tensor_parallel}" if tensor_parallel > 1 else ""
         for path, table in zip(self.tables, tables, strict=True):
-            differences = foreign(table, device, dtype)
+            differences = foreign(table, device, dtype, tensor_parallel)
             if differences and not self.force:
                 raise ConfigError(
                     f"{path} was measured elsewhere: {'; '.join(differences)}",
-                    f"measure here with `harness ab ... --save`, or set {FORCE}=1",
+                    f"measure here with `harness ab linear{share} --save`, or set {FORCE}=1",
                 )
             if differences:
                 notes.append(f"{path} was forced, it is of {'; '.join(differences)}")

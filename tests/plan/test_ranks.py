@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.models import ResolvedModel, model_names, resolve_model
-from harness.plan.ranks import can_share, collectives_floor_s, rank_spec, rank_tensors
+from harness.plan.ranks import can_share, check_divides, collectives_floor_s, rank_spec, rank_tensors, vocab_shares
 from harness.plan.variants import Variants
 from harness.specs.layout import model_tensors
 from harness.specs.plan import Scenario
@@ -86,6 +86,28 @@ def test_the_fullest_rank_has_what_does_not_divide() -> None:
     rank = rank_spec(spec, 14)
     assert rank.vocab_size == ceil(151_936 / 14)
     assert rank.kinds[0].mlp.intermediate_size == ceil(4864 / 14) == 348
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "num_ranks", "shares"),
+    [(128, 2, (64, 64)), (131, 1, (131,)), (131, 2, (96, 35)), (131, 4, (48, 48, 35, 0)), (151_936, 2, (75_968,) * 2)],
+)
+def test_a_vocabulary_is_filled_up_before_it_is_cut(vocab_size: int, num_ranks: int, shares: tuple[int, ...]) -> None:
+    """To a multiple of 64; nobody multiplies what fills it up."""
+    assert vocab_shares(vocab_size, num_ranks) == shares
+    spec = resolve_model("qwen3-0.6b").spec.model_copy(update={"vocab_size": vocab_size})
+    assert rank_spec(spec, num_ranks).vocab_size == shares[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "num_ranks", "width"),
+    [("qwen2.5-0.5b", 14, 4864), ("qwen3-0.6b", 5, 3072), ("qwen3-0.6b", 3, 151_936), ("mixtral-8x7b", 3, 14_336)],
+)
+def test_what_vllm_would_not_share_out(name: str, num_ranks: int, width: int) -> None:
+    spec = resolve_model(name).spec
+    check_divides(spec, 2)
+    with pytest.raises(ConfigError, match=f"a width of {width} can't be shared out to {num_ranks} ranks"):
+        check_divides(spec, num_ranks)
 
 
 def test_a_prompt_is_shared_out_too() -> None:

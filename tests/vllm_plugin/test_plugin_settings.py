@@ -80,6 +80,8 @@ def test_a_foreign_table_is_refused_unless_forced(table: Path) -> None:
             settings.check(tables, device, dtype)
         (note,) = Settings((table,), force=True).check(tables, device, dtype)
         assert what in note
+    with pytest.raises(ConfigError, match=r"elsewhere: tensor_parallel 1, here 2 .*linear --tensor-parallel 2 --save"):
+        settings.check(tables, DEVICE, "BF16", tensor_parallel=2)
 
 
 def test_the_start_stops_at_a_file_that_is_no_table(tmp_path: Path, vllm_names: SimpleNamespace) -> None:

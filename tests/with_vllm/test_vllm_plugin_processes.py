@@ -8,27 +8,36 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from selections import half_table, save_table
+from selections import save_attention_table, save_table
 from tiny_vllm import vllm_config
 
 from harness.engines.registry import open_rig
 from harness.models import resolve_model
 from harness.specs.request import Request
 from harness.specs.run import RunConfig
-from harness.vllm_plugin.shared import switch
+from harness.vllm_plugin.shared import read_reports, switch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 PROGRAM = Path(__file__).parent / "plugin_process.py"
-STEPS, LINEARS = 24, 12
+STEPS, LAYERS, LINEARS = 24, 3, 12
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_other_processes_are_counted_and_switched(workers: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "workers, case, changes, attends",
+    [(1, "qwen3", {}, False), (2, "qwen3", {}, False), (2, "llama", {"attention_bias": True}, True)],
+    ids=["one worker", "two workers", "two workers, attention and a bias that one of them adds"],
+)
+def test_other_processes_are_counted_and_switched(
+    workers: int, case: str, changes: dict[str, bool], attends: bool, tmp_path: Path
+) -> None:
+    """By a table of the model as so many workers have it: every product of each is listed, and its attention."""
     if len(os.sched_getaffinity(0)) < workers:
         pytest.skip(f"{workers} workers on fewer cores")
-    model = vllm_config(tmp_path, "qwen3")
-    table = half_table(tmp_path / "t") if workers > 1 else save_table(tmp_path / "t", model, "cpu-gemv")
+    model = vllm_config(tmp_path, case, **changes)
+    table = save_table(tmp_path / "t", model, "cpu-gemv", workers=workers)
+    if attends:
+        save_attention_table(table, model, workers=workers)
     cores = map(str, sorted(os.sched_getaffinity(0))[:workers])
     environment = os.environ | {
         "HARNESS_SELECTION": str(table), "HARNESS_PLUGIN_REPORT": str(tmp_path / "report"),
@@ -41,15 +50,21 @@ def test_other_processes_are_counted_and_switched(workers: int, tmp_path: Path) 
     first, off, again = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert first["tokens"] == off["tokens"] == again["tokens"]
     assert len(first["tokens"]) == STEPS
-    for answer, variant, backend in ((first, 0, "cpu-gemv"), (off, -1, "vllm"), (again, 0, "cpu-gemv")):
+    ours, stock = ("cpu-gemv", "cpu-decode", "torch-sdpa"), ("vllm",) * 3
+    for answer, variant, (multiplies, decodes, prefills) in ((first, 0, ours), (off, -1, stock), (again, 0, ours)):
         by_process: dict[str, Counter[str]] = {}
         for name, count in answer["calls"].items():
             process, _, path = name.partition(" ")
             by_process.setdefault(process, Counter())[path] += count
         assert len(by_process) == workers
         for calls in by_process.values():
-            one_row = LINEARS * (STEPS - 1) + STEPS  # the prompt's step multiplies one row by the head
-            assert calls == {f"{variant} 1 {backend}": one_row, f"{variant} None vllm": LINEARS}
+            expected: Counter[str] = Counter()
+            expected[f"{variant} 1 {multiplies}"] += LINEARS * (STEPS - 1) + STEPS  # the head has one at prompts too
+            expected[f"{variant} None vllm"] += LINEARS
+            if attends:
+                expected[f"{variant} 1 {decodes}"] += LAYERS * (STEPS - 1)
+                expected[f"{variant} None {prefills}"] += LAYERS
+            assert calls == expected
 
 
 def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> None:
@@ -66,6 +81,8 @@ def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> N
     server = rig.open_engine(tmp_path)
     try:
         request, answers = Request(None, (tuple(range(2, 11)),), STEPS, ignore_eos=True), []
+        warm_up = [path for report in read_reports(tmp_path / "plugin") for path in report.paths if path.num_calls]
+        assert {path.backend for path in warm_up} <= {"vllm"}
         for variant in (0, -1):
             switch(tmp_path / "plugin", variant, 1)
             server.prepare(request)
@@ -76,7 +93,8 @@ def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> N
         rig.close()
     assert len(answers[0]) == STEPS and answers[0] == answers[1]
     one_row = LINEARS * (STEPS - 1) + STEPS
-    assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{one_row + 2 * LINEARS}"
+    stock = one_row + 2 * LINEARS + sum(path.num_calls for path in warm_up)
+    assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{stock}"
     decode = {row.role: row for row in report.ops if row.backend == "cpu-gemv"}
     assert (decode["o"].layers, decode["o"].num_calls, decode["o"].selected) == ("0-2", 3, True)
     assert sum(row.num_calls for row in decode.values()) == LINEARS + 1

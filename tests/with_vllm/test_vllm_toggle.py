@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selections import half_table, save_table
+from selections import save_table
 from tiny_vllm import run_config, vllm_config
 
 from harness.ab.whole_run import run_ab_run
@@ -62,7 +62,8 @@ def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(kind: st
 def test_workers_in_processes_of_their_own_are_switched_counted_and_asked(tmp_path: Path) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("2 workers on fewer cores")
-    model, table = vllm_config(tmp_path, "qwen3"), half_table(tmp_path / "t")
+    model = vllm_config(tmp_path, "qwen3")
+    table = save_table(tmp_path / "t", model, "cpu-gemv", workers=2)
     record = compare(model, tmp_path, None, table, environment={"HARNESS_CONTEST": "1"}, tensor_parallel=2)
     off, on = (side.engine for side in record.sides)
     assert (off.counted_steps, on.counted_steps) == (STEPS, STEPS)

@@ -134,6 +134,11 @@ def _request(side: Answers, request: Request) -> None:
         tokens += chunk.token_ids
     if len(tokens) < 2:
         raise MeasurementError(f"an answer has {len(tokens)} tokens", "ask for two or more: workload.output_tokens")
+    if times_s[-1] == times_s[0]:
+        raise MeasurementError(
+            f"all {len(tokens)} tokens of an answer came at once: there is no time between them",
+            "stop what else runs on the machine, or ask for longer answers: workload.output_tokens",
+        )
     side.ttft_s.append(times_s[0] - sent_s)
     side.tpot_s.append((times_s[-1] - times_s[0]) / (len(tokens) - 1))
     side.num_steps += len(tokens) - 1

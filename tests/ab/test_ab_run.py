@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
-from scripted_answers import answer, scripted_server
+from scripted_answers import DONE, answer, scripted_server, token, usage
 from tiny_ab import HF
 from typer.testing import CliRunner
 
 from harness.ab.whole_run import Answers, agreement, run_ab_run
 from harness.cli.main import app
-from harness.errors import ConfigError
+from harness.errors import ConfigError, MeasurementError
 from harness.records import load_record
 from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord
 from harness.specs.run import RunConfig
@@ -62,6 +62,15 @@ def test_two_servers_answer_the_same_prompts_in_turns(tmp_path: Path) -> None:
     assert record.status == "done" and record.difference.key == "engine.url"
     assert record.agreement is not None and record.agreement.num_same == 3
     assert prompts[0] == prompts[1] and len({tuple(prompt) for prompt in prompts[0]}) == 4
+
+
+def test_tokens_that_come_at_once_have_no_figure(tmp_path: Path) -> None:
+    at_once = {"pieces": [(0.002, token("a b c", [1, 2, 3])), (0.0, usage(8, 3)), (0.0, DONE)]}
+    with scripted_server(tmp_path, [at_once]) as server:
+        base = SCRIPTED | {"engine": {"kind": "openai", "url": server.url}}
+        asked = config({"url": server.url.replace("127.0.0.1", "localhost")}, base)
+        with pytest.raises(MeasurementError, match="all 3 tokens of an answer came at once"):
+            run_ab_run(asked, tmp_path, lambda line: None)
 
 
 def test_rounds_end_when_the_ratio_is_precise(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def ask(engine: Any, prompt: tuple[int, ...], num_tokens: int = 24) -> list[Chun
 
 
 def test_a_servers_life(tmp_path: Path) -> None:
-    model = vllm_config(tmp_path, "qwen3")
+    model = vllm_config(tmp_path, "qwen3", max_position_embeddings=4096)
     engine = {
         "kind": "vllm-server", "python": sys.executable, "load_format": "dummy", "graph": "eager", "device": "none",
         "kv_cache_bytes": 1 << 28, "enable_prefix_caching": True, "first_token_limit_s": 120.0,
@@ -57,7 +57,9 @@ def test_a_servers_life(tmp_path: Path) -> None:
 
 
 def _ask_while_dying(server: Any, cores: list[psutil.Process]) -> None:
-    request = Request(None, (PROMPT[:9],), 100, ignore_eos=True)
+    request = Request(
+        None, (PROMPT[:9],), 3000, ignore_eos=True
+    )  # many seconds: on a busy machine tokens come in bursts
     server.prepare(request)
     for count, _ in enumerate(server.generate(request)):
         if count == 3:

@@ -19,39 +19,56 @@ pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 BLOCKS, TOKENS, WARM_UP, LINEARS = 2, 24, 2, 12
 REQUESTS = BLOCKS + 1
-STEPS = (TOKENS - 1) * BLOCKS + WARM_UP - 1
-ONE_ROW = LINEARS * STEPS + STEPS + REQUESTS  # the prompt's step multiplies one row by the head
+MANY = 400
+"""Of a server, whose tokens come in bursts on a busy machine: there has to be time between the first and the last."""
+
+
+def num_steps(num_tokens: int) -> int:
+    return (num_tokens - 1) * BLOCKS + WARM_UP - 1
+
+
+def one_row(steps: int) -> int:
+    """Products; the prompt's step multiplies one row by the head."""
+    return LINEARS * steps + steps + REQUESTS
+
+
+STEPS = num_steps(TOKENS)
+ONE_ROW = one_row(STEPS)
 KINDS: dict[str, dict[str, Any]] = {
     "vllm": {},
     "vllm-server": {
         "kind": "vllm-server", "python": sys.executable, "device": "none", "first_token_limit_s": 120.0,
-        "max_model_len": 64,
+        "max_model_len": 512,
     },
 }  # fmt: skip
 
 
-def compare(model: Path, folder: Path, a: Path | None, b: Path | None, **engine: Any) -> AbRunRecord:
-    sides = [
-        RunConfig.model_validate(run_config(model, selection=None if table is None else str(table), **engine))
-        for table in (a, b)
-    ]
+def compare(
+    model: Path, folder: Path, a: Path | None, b: Path | None, num_tokens: int = TOKENS, **engine: Any
+) -> AbRunRecord:  # fmt: skip
+    configs = [run_config(model, selection=None if table is None else str(table), **engine) for table in (a, b)]
+    for each in configs:
+        each["workload"]["output_tokens"] = num_tokens
+    sides = [RunConfig.model_validate(config) for config in configs]
     config = AbRunConfig(a=sides[0], b=sides[1], min_blocks=BLOCKS, max_blocks=BLOCKS)
     return run_ab_run(config, folder / "runs", lambda line: None)[1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
-    model = vllm_config(tmp_path, "qwen3")
+    model = vllm_config(tmp_path, "qwen3", max_position_embeddings=512)
     table = save_table(tmp_path / "t", model, "cpu-gemv")
-    record = compare(model, tmp_path, None, table, environment={"HARNESS_CONTEST": "1"}, **KINDS[kind])
+    tokens = MANY if kind == "vllm-server" else TOKENS
+    record = compare(model, tmp_path, None, table, tokens, environment={"HARNESS_CONTEST": "1"}, **KINDS[kind])
     assert record.agreement is not None and record.agreement.num_same == BLOCKS
+    steps = num_steps(tokens)
     off, on = (side.engine for side in record.sides)
     assert off.kind == on.kind == kind
-    assert (off.counted_steps, on.counted_steps) == (STEPS, STEPS)
+    assert (off.counted_steps, on.counted_steps) == (steps, steps)
     assert off.resolved["selection"] == "off" and off.resolved["selection_calls"] == (
-        f"vllm x{ONE_ROW + REQUESTS * LINEARS}"
+        f"vllm x{one_row(steps) + REQUESTS * LINEARS}"
     )
-    assert on.resolved["selection_calls"] == f"cpu-gemv x{ONE_ROW}, vllm x{REQUESTS * LINEARS}"
+    assert on.resolved["selection_calls"] == f"cpu-gemv x{one_row(steps)}, vllm x{REQUESTS * LINEARS}"
     assert {row.backend for row in off.ops} == {"vllm"}
     decode = [row for row in on.ops if row.phase == "decode"]
     assert {row.backend for row in decode} == {"cpu-gemv"}
@@ -92,11 +109,11 @@ def test_a_table_of_other_rows_is_never_called(tmp_path: Path) -> None:
 
 def test_a_weight_that_is_written_to_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever computes: here it is the engine's own steps."""
-    from harness.vllm_plugin.session import Session
+    from harness.vllm_plugin.linears import Linears
 
-    true = Session.linear
+    true = Linears.product
 
-    def writing(self: Session, x: Any, weight: Any, bias: Any) -> Any:
+    def writing(self: Linears, x: Any, weight: Any, bias: Any) -> Any:
         if "layers.1.mlp.down_proj" in self._by_address[weight.data_ptr()].name:
             weight[0, 0] += 1
         return true(self, x, weight, bias)
@@ -106,7 +123,7 @@ def test_a_weight_that_is_written_to_ends_the_run(tmp_path: Path, monkeypatch: p
     config = run_config(model, selection=str(table), environment={"HARNESS_CONTEST": "1"})
     _, record, _ = run_bench(RunConfig.model_validate(config), tmp_path / "runs", lambda line: None)
     assert record.engine is not None and record.engine.resolved["selection_parameters"] == f"{LINEARS + 1} unchanged"
-    monkeypatch.setattr(Session, "linear", writing)
+    monkeypatch.setattr(Linears, "product", writing)
     with pytest.raises(MeasurementError, match=r"1 parameters are not .*: model\.layers\.1\.mlp\.down_proj\.weight"):
         run_bench(RunConfig.model_validate(config), tmp_path / "runs", lambda line: None)
 

@@ -67,7 +67,7 @@ names "the names that its gated delta rule needs" linear-attention
 try "engine vllm" "test_vllm_inproc.py::test_a_model_answers_and_says_what_ran[qwen3]"
 try "engine vllm: a run with its verdict, paused" "test_vllm_inproc.py::test_a_run_is_measured_and_pauses_change_no_token"
 try "engine vllm: a hybrid (Qwen3.5)" "test_vllm_inproc.py::test_a_model_answers_and_says_what_ran[qwen3.5]"
-try "engine.kv_cache_bytes" "test_vllm_inproc.py::test_settings_that_it_can_not_take[engine4-ConfigError-kv cache]"
+try "engine.kv_cache_bytes: one too small is refused" "test_vllm_inproc.py::test_settings_that_it_can_not_take[engine4-ConfigError-kv cache]"
 try "engine vllm-server" "test_vllm_server_life.py::test_a_servers_life"
 try "linear layers, on and off: in this process" \
   "test_vllm_plugin.py::test_answers_agree_and_every_call_is_counted[qwen3-bfloat16]"

@@ -1,5 +1,7 @@
 """Tables on disk: what is written comes back, what is foreign, corrupt or edited is refused."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -61,6 +63,8 @@ def test_a_workers_table_is_not_the_whole_models(path: Path) -> None:
 def test_a_table_from_before_there_were_workers_is_whole(path: Path) -> None:
     data = yaml.safe_load(path.read_text())
     assert data.pop("tensor_parallel") == 1
+    content = load_table(path).model_dump(mode="json", exclude={"fingerprint", "tensor_parallel"})
+    assert data["fingerprint"] == hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     path.write_text(yaml.safe_dump(data))
     assert load_table(path).tensor_parallel == 1
     path.write_text(yaml.safe_dump(data | {"tensor_parallel": 2}))

@@ -65,12 +65,16 @@ def test_heads_of_attention_and_of_the_delta_rule_are_shared_out() -> None:
     assert found == ["1 of 64, 6/1x256", "1 of 64, 3/1x256", "1, 12/4x128x128", "1, 6/2x128x128"]
 
 
-@pytest.mark.parametrize("workers", [3, 5, 32])
-def test_workers_that_a_model_can_not_be_shared_out_to(workers: int) -> None:
-    spec = resolve_model("qwen3-0.6b").spec
+@pytest.mark.parametrize(
+    ("name", "workers", "what"),
+    [("qwen3-0.6b", 32, "16 heads"), ("qwen2.5-0.5b", 14, "a width of 4864"), ("qwen3-0.6b", 3, "a width of 151936")],
+)
+def test_workers_that_a_model_can_not_be_shared_out_to(name: str, workers: int, what: str) -> None:
+    spec = resolve_model(name).spec
     for op in ("linear", "attention"):
-        with pytest.raises(ConfigError, match=f"can't be shared out to {workers} ranks"):
-            cases(spec, AbConfig(op=op, model="m", tensor_parallel=workers))
+        config = AbConfig.model_validate({"op": op, "model": "m", "tensor_parallel": workers})
+        with pytest.raises(ConfigError, match=f"{what} can't be shared out to {workers} ranks"):
+            cases(spec, config)
 
 
 @pytest.mark.torch

@@ -121,17 +121,8 @@ def _answer(
 def _request(side: Answers, request: Request) -> None:
     wait_for_spinning_threads()
     side.engine.prepare(request)
-    sent_s, chunks = side.engine.clock_s(), side.engine.generate(request)
-    times_s: list[float] = []
-    tokens: list[int] = []
-    logits: Sequence[float] | None = None
-    for chunk in chunks:
-        if not chunk.token_ids:  # a server also says who speaks, and what it took
-            continue
-        times_s.append(chunk.time_s)
-        if not tokens:
-            logits = getattr(side.engine, "last_logits", lambda: None)()
-        tokens += chunk.token_ids
+    sent_s = side.engine.clock_s()
+    times_s, tokens, logits = _answered(side.engine, request)
     if len(tokens) < 2:
         raise MeasurementError(f"an answer has {len(tokens)} tokens", "ask for two or more: workload.output_tokens")
     if times_s[-1] == times_s[0]:
@@ -144,6 +135,21 @@ def _request(side: Answers, request: Request) -> None:
     side.num_steps += len(tokens) - 1
     side.tokens.append(tokens)
     side.logits.append(logits)
+
+
+def _answered(engine: Engine, request: Request) -> tuple[list[float], list[int], Sequence[float] | None]:
+    """(when tokens came, the tokens, the logits behind the prompt where the engine shows them)"""
+    times_s: list[float] = []
+    tokens: list[int] = []
+    logits: Sequence[float] | None = None
+    for chunk in engine.generate(request):
+        if not chunk.token_ids:  # a server also says who speaks, and what it took
+            continue
+        times_s.append(chunk.time_s)
+        if not tokens:
+            logits = getattr(engine, "last_logits", lambda: None)()
+        tokens += chunk.token_ids
+    return times_s, tokens, logits
 
 
 def _checked_report(name: SideName, side: Answers) -> EngineReport:

@@ -29,7 +29,7 @@ def run_config(folder: Path, script: dict[str, Any] | None = None, **engine: Any
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {STAND_IN} "$@"\n')
     python.chmod(0o755)
-    script = {"answers": [answer([0.001] * TOKENS)]} | (script or {})
+    script = {"answers": [answer([0.005] * TOKENS)]} | (script or {})
     settings = {"kind": "vllm-server", "python": str(python), "load_format": "dummy", "device": "none"} | engine
     settings["environment"] = {"STAND_IN": json.dumps(script)} | settings.get("environment", {})
     work = {"input_tokens": 8, "output_tokens": TOKENS, "repeats": 2}
@@ -101,8 +101,8 @@ def test_a_table_without_one_row_is_no_selection(tmp_path: Path) -> None:
 
 def test_a_side_that_missed_steps_has_no_figure(tmp_path: Path) -> None:
     """An answer whose tokens the plugin saw only in part."""
-    whole = answer([0.001] * TOKENS)
-    joined = {"pieces": [*whole["pieces"][:4], [0.0, "".join(text for _, text in whole["pieces"][4:-2])]]}
+    whole = answer([0.005] * TOKENS)
+    joined = {"pieces": [*whole["pieces"][:4], [0.1, "".join(text for _, text in whole["pieces"][4:-2])]]}
     joined["pieces"] += whole["pieces"][-2:]
     with pytest.raises(MeasurementError, match=rf"what a asked for ran {4 * (BLOCKS + 1)} of its {STEPS} steps"):
         compare(tmp_path, None, "one.yaml", {"answers": [joined]})

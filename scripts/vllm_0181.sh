@@ -77,5 +77,5 @@ try "linear layers: a contest's weights as loaded" \
 try "linear layers, on and off: in a server" \
   "test_vllm_plugin_processes.py::test_a_server_runs_the_selection_and_its_record_says_so"
 try "linear layers, on and off: two workers" \
-  "test_vllm_plugin_processes.py::test_other_processes_are_counted_and_switched[two workers]"
+  "test_vllm_toggle.py::test_workers_in_processes_of_their_own_are_switched_counted_and_asked"
 exit "$untried"

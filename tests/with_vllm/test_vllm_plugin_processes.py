@@ -1,4 +1,4 @@
-"""The plugin in engine-core and worker processes: counted and switched from outside, one and two workers."""
+"""The plugin in processes of vLLM's, counted and switched from outside: two workers, and a server's engine core."""
 
 import json
 import os
@@ -20,31 +20,23 @@ from harness.vllm_plugin.shared import read_reports, switch
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 PROGRAM = Path(__file__).parent / "plugin_process.py"
-STEPS, LAYERS, LINEARS = 24, 3, 12
+STEPS, LAYERS, LINEARS, WORKERS = 24, 3, 12, 2
 
 
-@pytest.mark.parametrize(
-    "workers, case, changes, attends",
-    [(1, "qwen3", {}, False), (2, "qwen3", {}, False), (2, "llama", {"attention_bias": True}, True)],
-    ids=["one worker", "two workers", "two workers, attention and a bias that one of them adds"],
-)
-def test_other_processes_are_counted_and_switched(
-    workers: int, case: str, changes: dict[str, bool], attends: bool, tmp_path: Path
-) -> None:
-    """By a table of the model as so many workers have it: every product of each is listed, and its attention."""
-    if len(os.sched_getaffinity(0)) < workers:
-        pytest.skip(f"{workers} workers on fewer cores")
-    model = vllm_config(tmp_path, case, **changes)
-    table = save_table(tmp_path / "t", model, "cpu-gemv", workers=workers)
-    if attends:
-        save_attention_table(table, model, workers=workers)
-    cores = map(str, sorted(os.sched_getaffinity(0))[:workers])
+def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
+    """By a table of the model as a worker has it: every product is listed, a bias that one of them adds, attention."""
+    if len(os.sched_getaffinity(0)) < WORKERS:
+        pytest.skip(f"{WORKERS} workers on fewer cores")
+    model = vllm_config(tmp_path, "llama", attention_bias=True)
+    table = save_table(tmp_path / "t", model, "cpu-gemv", workers=WORKERS)
+    save_attention_table(table, model, workers=WORKERS)
+    cores = map(str, sorted(os.sched_getaffinity(0))[:WORKERS])
     environment = os.environ | {
         "HARNESS_SELECTION": str(table), "HARNESS_PLUGIN_REPORT": str(tmp_path / "report"),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "|".join(cores),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0", "VLLM_LOGGING_STREAM": "ext://sys.stderr", "VLLM_NO_USAGE_STATS": "1",
     }  # fmt: skip
-    arguments = [sys.executable, str(PROGRAM), str(model), str(tmp_path / "report"), str(workers), "0,-1,0"]
+    arguments = [sys.executable, str(PROGRAM), str(model), str(tmp_path / "report"), str(WORKERS), "0,-1,0"]
     done = subprocess.run(arguments, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     first, off, again = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
@@ -56,14 +48,13 @@ def test_other_processes_are_counted_and_switched(
         for name, count in answer["calls"].items():
             process, _, path = name.partition(" ")
             by_process.setdefault(process, Counter())[path] += count
-        assert len(by_process) == workers
+        assert len(by_process) == WORKERS
         for calls in by_process.values():
             expected: Counter[str] = Counter()
             expected[f"{variant} 1 {multiplies}"] += LINEARS * (STEPS - 1) + STEPS  # the head has one at prompts too
             expected[f"{variant} None vllm"] += LINEARS
-            if attends:
-                expected[f"{variant} 1 {decodes}"] += LAYERS * (STEPS - 1)
-                expected[f"{variant} None {prefills}"] += LAYERS
+            expected[f"{variant} 1 {decodes}"] += LAYERS * (STEPS - 1)
+            expected[f"{variant} None {prefills}"] += LAYERS
             assert calls == expected
 
 

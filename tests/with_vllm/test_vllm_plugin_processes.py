@@ -15,7 +15,8 @@ from harness.engines.registry import open_rig
 from harness.models import resolve_model
 from harness.specs.request import Request
 from harness.specs.run import RunConfig
-from harness.vllm_plugin.shared import read_reports, switch
+from harness.vllm_plugin.install import missing
+from harness.vllm_plugin.shared import switch
 
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
@@ -24,12 +25,15 @@ STEPS, LAYERS, LINEARS, WORKERS = 24, 3, 12, 2
 
 
 def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
-    """By a table of the model as a worker has it: every product is listed, a bias that one of them adds, attention."""
+    """By a table of the model as a worker has it: every product is listed, a bias that one of them adds, attention
+    where this vLLM's can be ours (0.18's can't)."""
     if len(os.sched_getaffinity(0)) < WORKERS:
         pytest.skip(f"{WORKERS} workers on fewer cores")
     model = vllm_config(tmp_path, "llama", attention_bias=True)
     table = save_table(tmp_path / "t", model, "cpu-gemv", workers=WORKERS)
-    save_attention_table(table, model, workers=WORKERS)
+    attends = not missing(["attention"])
+    if attends:
+        save_attention_table(table, model, workers=WORKERS)
     cores = map(str, sorted(os.sched_getaffinity(0))[:WORKERS])
     environment = os.environ | {
         "HARNESS_SELECTION": str(table), "HARNESS_PLUGIN_REPORT": str(tmp_path / "report"),
@@ -53,8 +57,8 @@ def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
             expected: Counter[str] = Counter()
             expected[f"{variant} 1 {multiplies}"] += LINEARS * (STEPS - 1) + STEPS  # the head has one at prompts too
             expected[f"{variant} None vllm"] += LINEARS
-            expected[f"{variant} 1 {decodes}"] += LAYERS * (STEPS - 1)
-            expected[f"{variant} None {prefills}"] += LAYERS
+            expected[f"{variant} 1 {decodes}"] += attends * LAYERS * (STEPS - 1)
+            expected[f"{variant} None {prefills}"] += attends * LAYERS
             assert calls == expected
 
 
@@ -72,8 +76,6 @@ def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> N
     server = rig.open_engine(tmp_path)
     try:
         request, answers = Request(None, (tuple(range(2, 11)),), STEPS, ignore_eos=True), []
-        warm_up = [path for report in read_reports(tmp_path / "plugin") for path in report.paths if path.num_calls]
-        assert {path.backend for path in warm_up} <= {"vllm"}
         for variant in (0, -1):
             switch(tmp_path / "plugin", variant, 1)
             server.prepare(request)
@@ -84,8 +86,7 @@ def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> N
         rig.close()
     assert len(answers[0]) == STEPS and answers[0] == answers[1]
     one_row = LINEARS * (STEPS - 1) + STEPS
-    stock = one_row + 2 * LINEARS + sum(path.num_calls for path in warm_up)
-    assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{stock}"
+    assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{one_row + 2 * LINEARS}"
     decode = {row.role: row for row in report.ops if row.backend == "cpu-gemv"}
     assert (decode["o"].layers, decode["o"].num_calls, decode["o"].selected) == ("0-2", 3, True)
     assert sum(row.num_calls for row in decode.values()) == LINEARS + 1

@@ -31,7 +31,7 @@ class PluginPath(Frozen):
     read_bytes: NonNegativeInt | None
     """What one call reads; null of vLLM's own path, and where it grows with the context."""
     reason: str | None = None
-    """Why vLLM's own path runs, where it is not that rows are too many."""
+    """Why vLLM's own path runs, where it is not that rows are too many; or why nothing comes this way."""
     num_calls: NonNegativeInt = 0
     """Counted by the op itself when it ran."""
 

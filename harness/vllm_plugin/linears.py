@@ -14,6 +14,7 @@ from harness.vllm_plugin.audit import tensor_hash
 from harness.vllm_plugin.linear import Key, Linear, Product, bound_product
 from harness.vllm_plugin.paths import Paths
 
+SHARED = "another layer has the same weight, and multiplies by it"
 UNEXPECTED_BIAS = "vLLM passes a bias where the layer has none, or none where it has one"
 
 
@@ -35,8 +36,14 @@ class Linears:
         return max((p.m for p in problems if isinstance(p, LinearProblem) and (p.n, p.k, p.dtype) == shape), default=0)
 
     def add(self, linear: Linear) -> None:
-        """Prepares every backend that a table names for it: none of that is left to a request."""
-        self.kept_bytes += linear.kept_bytes
+        """Prepares every backend that a table names for it: none of that is left to a request. A head takes over from
+        the embedding that it shares its weight with."""
+        before = self._by_address.get(linear.weight.data_ptr())
+        if before is None:
+            self.kept_bytes += linear.kept_bytes
+        else:
+            for place, _ in before.paths.values():
+                self._paths.retire(place, SHARED)
         self._by_address[linear.weight.data_ptr()] = linear
         for variant, table in enumerate(self._paths.tables):
             for entry in table.entries:

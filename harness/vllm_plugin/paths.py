@@ -71,6 +71,10 @@ class Paths:
         self._rows.append(row)
         return len(self._rows) - 1
 
+    def retire(self, place: int, reason: str) -> None:
+        """Nothing will come this way."""
+        self._rows[place] = self._rows[place].model_copy(update={"reason": reason})
+
     def rows(self) -> tuple[PluginPath, ...]:
         """With the counts of now."""
         return tuple(row.model_copy(update={"num_calls": self.counts[place]}) for place, row in enumerate(self._rows))

@@ -1,5 +1,6 @@
 """Paths of a layer's calls, without vLLM: what runs at which number of rows, what is counted, what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from harness.specs.problem import LinearProblem  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
 from harness.vllm_plugin.audit import tensor_hash  # noqa: E402
 from harness.vllm_plugin.linear import Linear  # noqa: E402
+from harness.vllm_plugin.linears import SHARED  # noqa: E402
+from harness.vllm_plugin.report import counted_steps  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
 from harness.vllm_plugin.settings import Settings  # noqa: E402
 from harness.vllm_plugin.shared import read_reports, switch  # noqa: E402
@@ -167,3 +170,18 @@ def test_a_weight_that_was_moved_is_refused() -> None:
     linear = layer(session)
     with pytest.raises(UnavailableError, match="not where it was loaded"):
         session.linears.product(torch.randn(1, K), linear.weight.clone(), None)
+
+
+def test_a_head_takes_over_from_the_embedding_that_it_shares_its_weight_with() -> None:
+    """Which multiplies nothing itself, so it must not look like a layer that was never called."""
+    session = opened(table(("cpu-gemv", 1)))
+    embedding = replace(layer(session), name="model.embed_tokens", paths={}, kept_bytes=8)
+    session.linears.add(embedding)
+    head = replace(embedding, name="lm_head", paths={})
+    session.linears.add(head)
+    for _ in range(5):
+        session.linears.product(torch.randn(1, K), head.weight, None)
+    rows = {row.layer: (row.num_calls, row.reason) for row in session.report().paths}
+    assert rows["model.embed_tokens"] == (0, SHARED) and rows["lm_head"] == (5, None)
+    assert counted_steps([session.report()]) == 5
+    assert session.linears.kept_bytes == 0, "of the first layer with this weight, once"

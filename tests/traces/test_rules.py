@@ -21,7 +21,7 @@ NAMES = {
         "void wvSplitK_hf_sml_<__hip_bfloat16, 64, 2, 16, 8, 2, 1>(int, int, int)",
         "void marlin::Marlin<__nv_bfloat16, 256, 1, 8, 8, 4, 8>", "fused_moe_kernel",
         "_ZN5aiter40bf16gemm_fp32bf16_tn_96x64_splitk_cleanE", "aten::addmm", "aten::mm", "_C::onednn_mm",
-        "gemv_rows<bf16>(Gemv<bf16>, int)", "gemv", "add_splits",
+        "harness::linear", "gemv_rows<bf16>(Gemv<bf16>, int)", "gemv", "add_splits",
     ],
     "attention": [
         "void flash::flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, cutlass::bfloat16_t>>",
@@ -35,7 +35,7 @@ NAMES = {
     "linear-attention": [
         "fused_recurrent_gated_delta_rule_fwd_kernel", "_causal_conv1d_update_kernel", "chunk_fwd_kernel_o",
         "_selective_scan_update_kernel", "l2norm_fwd_kernel", "void update_state<bf16>(GatedDelta<bf16>)", "step",
-        "merge_16x16_to_64x64_inverse_kernel", "fused_gdn_gating_kernel",
+        "merge_16x16_to_64x64_inverse_kernel", "fused_gdn_gating_kernel", "vllm::cpu_gdn_attention_core",
     ],
     "norm": [
         "void vllm::rms_norm_kernel<c10::BFloat16>(c10::BFloat16*)",
@@ -51,7 +51,7 @@ NAMES = {
     ],
     "kv-write": [
         "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16>", "void vllm::concat_and_cache_mla_kernel<float>",
-        "_C::cpu_attn_reshape_and_cache",
+        "_C::cpu_attn_reshape_and_cache", "vllm::unified_kv_cache_update", "write_places",
     ],
     "elementwise": [
         "void vllm::act_and_mul_kernel<c10::BFloat16>", "triton_poi_fused_silu_mul_1",

@@ -12,6 +12,7 @@ from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from harness.specs.problem import AttentionProblem
 from harness.specs.tensor import CONFIG_DTYPES
@@ -22,6 +23,7 @@ from harness.vllm_plugin.layers import model_session
 def replace_layers() -> None:
     """A CPU always takes CPU_ATTN, so this is where ours has to be."""
     register_backend(AttentionBackendEnum.CPU_ATTN)(SelectedAttentionBackend)
+    _cached_get_attn_backend.cache_clear()  # of an earlier model in this process
 
 
 class SelectedAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]

@@ -29,6 +29,7 @@ NEEDED: dict[Op, dict[str, tuple[str, ...]]] = {
     "attention": {
         "vllm.config": ("get_current_vllm_config",),
         "vllm.v1.attention.backend": ("AttentionType.DECODER",),
+        "vllm.v1.attention.selector": ("_cached_get_attn_backend.cache_clear",),
         "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CPU_ATTN"),
         "vllm.v1.attention.backends.cpu_attn": (
             "CPUAttentionBackend.get_impl_cls", "CPUAttentionBackendImpl.forward",

@@ -10,7 +10,7 @@ from selections import calls, save_attention_table
 from tiny_vllm import opened, vllm_config
 
 from harness.models import resolve_model
-from harness.vllm_plugin import open_session
+from harness.vllm_plugin import install, open_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
@@ -94,3 +94,21 @@ def test_steps_that_mix_prompts_in_chunks_with_decoding(tmp_path: Path) -> None:
     layers = num_attending(model)
     assert before[0][0, 1, "cpu-decode"] == layers * 3 * (STEPS - 1) == before[-1][-1, 1, "vllm"]
     assert before[0][0, None, "torch-sdpa"] == before[-1][-1, None, "vllm"] > layers * 3, "several chunks a prompt"
+
+
+def test_what_vllm_remembers_of_an_earlier_model_is_forgotten(tmp_path: Path) -> None:
+    """It looks a backend up once for each kind of heads, and this process may have had a model without a table."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+    from vllm.v1.attention.selector import _cached_get_attn_backend
+
+    model = vllm_config(tmp_path, "qwen3")
+    install._replace_layers.cache_clear()
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    _cached_get_attn_backend.cache_clear()
+    with opened(model, extra_args={"max_logprobs": -1}) as engine:
+        stock = answers(engine)
+    table = save_attention_table(tmp_path / "t", model)
+    with opened(model, selection=str(table), extra_args={"max_logprobs": -1}) as engine:
+        before = calls(open_session())
+        assert_agree(answers(engine), stock, 0.05)
+        assert counted(before)[0, 1, "cpu-decode"] == num_attending(model) * (STEPS - 1)

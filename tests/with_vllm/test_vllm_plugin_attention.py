@@ -10,7 +10,7 @@ from selections import calls, save_attention_table
 from tiny_vllm import opened, vllm_config
 
 from harness.models import resolve_model
-from harness.vllm_plugin import install, open_session
+from harness.vllm_plugin import open_session
 
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
@@ -101,12 +101,14 @@ def test_what_vllm_remembers_of_an_earlier_model_is_forgotten(tmp_path: Path) ->
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
     from vllm.v1.attention.selector import _cached_get_attn_backend
 
+    from harness.vllm_plugin import cpu_attention
+
     model = vllm_config(tmp_path, "qwen3")
-    install._replace_layers.cache_clear()
     AttentionBackendEnum.CPU_ATTN.clear_override()
     _cached_get_attn_backend.cache_clear()
     with opened(model, extra_args={"max_logprobs": -1}) as engine:
         stock = answers(engine)
+    cpu_attention.replace_layers()  # as the plugin does for a process's first table with attention
     table = save_attention_table(tmp_path / "t", model)
     with opened(model, selection=str(table), extra_args={"max_logprobs": -1}) as engine:
         before = calls(open_session())

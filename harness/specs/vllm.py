@@ -68,7 +68,7 @@ class VllmOptions(Frozen):
     given either, twice what the workload takes, at least 1 GiB."""
     seed: NonNegativeInt = 0
     selection: Annotated[str, Field(min_length=1)] | None = None
-    """A table of winners that `harness ab linear --save` wrote, for vLLM's linear layers; several with `:` between are
+    """A table of winners that `harness ab ... --save` wrote, for vLLM's layers; several with `:` between are
     variants, of which the first is taken. On a CPU alone. Of as many workers as tensor_parallel (`--tensor-parallel`).
     HARNESS_SELECTION_FORCE=1 in `environment` takes a table of another number, device or software."""
     extra_args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JsonValue] = {}

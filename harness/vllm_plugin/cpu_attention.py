@@ -40,8 +40,9 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._session, self._problems = model_session(), _problems(self)
-        listed = self._session is not None and _is_plain(self) and self._session.attentions.lists(self._problems[0])
-        self._is_listed = listed
+        self._is_listed = (
+            self._session is not None and _is_plain(self) and self._session.attentions.lists(self._problems[0])
+        )
         self._layer: AttentionLayer | None = None
 
     def forward(

@@ -123,6 +123,13 @@ DEVICE float team_sum(float value) {
   return value;
 }
 
+// Counts a launch, once for its whole grid, where `calls` is not null. A captured graph replays kernels and none of the
+// code that launched them: only a kernel itself can say how often it ran.
+DEVICE void count_call(int64_t* calls) {
+  if (calls != nullptr && thread_index() == 0 && block_index_x() == 0 && block_index_y() == 0 && block_index_z() == 0)
+    add_one(calls);
+}
+
 // --- launches --------------------------------------------------------------------------------------------------
 
 template <int kValue>

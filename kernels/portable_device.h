@@ -56,6 +56,9 @@ DEVICE float shuffle_xor(float value, int mask) {
 #endif
 }
 
+// Adds one and waits for nothing: no lane needs the sum.
+DEVICE void add_one(int64_t* counter) { atomicAdd(reinterpret_cast<unsigned long long*>(counter), 1ull); }
+
 // --- 16 bytes a lane -------------------------------------------------------------------------------------------
 //
 // `streaming` marks what is read once: it is the first to leave the caches, so that weights do not drive out what is

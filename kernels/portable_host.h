@@ -132,6 +132,8 @@ DEVICE int64_t block_index_y() { return host::block().index.y; }
 DEVICE int64_t block_index_z() { return host::block().index.z; }
 DEVICE int64_t num_blocks_x() { return host::block().grid.x; }
 
+DEVICE void add_one(int64_t* counter) { ++*counter; }
+
 DEVICE void barrier() { host::meet(host::block().whole, static_cast<int>(host::block().lanes.size())); }
 
 template <class T>

@@ -18,7 +18,7 @@ from harness.ab.race import Race
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
 from harness.ab.side import Side, open_side
-from harness.backends.base import Executor
+from harness.backends.base import OwnExecutor
 from harness.backends.registry import REGISTRIES
 from harness.devices.contention import WaitBooks
 from harness.devices.cpu import physical_cores
@@ -78,7 +78,7 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
             return folder.path, record
 
 
-def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: Executor) -> AbRecord:
+def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExecutor) -> AbRecord:
     return AbRecord.model_validate(
         {
             "kind": f"ab-{config.op}", "run_id": run_id, "status": "running", "config": config, "dtype": spec.dtype,
@@ -88,7 +88,7 @@ def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: Execut
     )  # fmt: skip
 
 
-def _measured(record: AbRecord, wanted: list[Case], executor: Executor, folder: RunFolder, say: Say) -> AbRecord:
+def _measured(record: AbRecord, wanted: list[Case], executor: OwnExecutor, folder: RunFolder, say: Say) -> AbRecord:
     """The record with what measuring fills in."""
     from harness.ab.operands.arena import Arena
     from harness.engines.native.machine import open_probe, torch_device
@@ -137,7 +137,7 @@ class Comparison:
     """What the cases of a comparison share: memory, device, probe and the folder that samples go to."""
 
     def __init__(
-        self, config: AbConfig, arena: Arena, executor: Executor, probe: Probe | None, folder: RunFolder
+        self, config: AbConfig, arena: Arena, executor: OwnExecutor, probe: Probe | None, folder: RunFolder
     ) -> None:  # fmt: skip
         self._config, self._arena, self._executor, self._probe = config, arena, executor, probe
         self._sampler = Sampler(executor)

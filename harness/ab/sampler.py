@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.backends.base import Executor, Launch
+from harness.backends.base import Launch, OwnExecutor
 from harness.devices.spinning import wait_for_spinning_threads
 
 PAGE_BYTES = 4096
@@ -19,7 +19,7 @@ FLUSH_BYTES = 512 << 20
 class Sampler:
     """Of one executor."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: OwnExecutor) -> None:
         self._executor = executor
         self._on_cpu = executor.device.kind == "cpu"
 

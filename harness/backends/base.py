@@ -50,12 +50,27 @@ class Support:
         return cls(False, why, mend)
 
 
+class Threads(Protocol):
+    """What CPU kernels run on: our pool, or the threads of the process that we are a guest of."""
+
+    @property
+    def handle(self) -> int:
+        """Address of the C `cpu_pool`."""
+
+    @property
+    def num_threads(self) -> int:
+        """That a launch runs on."""
+
+    def close(self) -> None:
+        """Nothing is launched any more."""
+
+
 @dataclass(frozen=True)
 class Executor:
     """Where launches run: the device, and on a CPU the threads that play the stream."""
 
     device: DeviceInfo
-    pool: CpuPool | None = None
+    pool: Threads | None = None
     stream: Any | None = None
     """On a GPU: a torch.cuda.Stream, on which everything runs, since a bound launch keeps its stream."""
 
@@ -63,6 +78,13 @@ class Executor:
         """Ends the threads."""
         if self.pool is not None:
             self.pool.close()
+
+
+@dataclass(frozen=True)
+class OwnExecutor(Executor):
+    """One whose threads are ours alone, and sleep when we say so."""
+
+    pool: CpuPool | None = None
 
 
 class LinearBackend(Protocol):
@@ -79,6 +101,8 @@ class LinearBackend(Protocol):
     """What it settled on by itself when it was bound last, such as a library's kernel; may be left out."""
     compiles_at_launch: ClassVar[bool] = False
     """Triton's first launch of a kernel compiles it, which `harness backends --build` does ahead; may be left out."""
+    counts_calls: ClassVar[bool] = False
+    """Its kernel itself counts its launches (`bind_counted`); may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -107,17 +131,21 @@ class LinearBackend(Protocol):
     def bind(self, x: Tensor, packed: Any, out: Tensor) -> Launch:
         """x is [m, k]; out is [m, n] and may have a row stride above n; both keep their addresses."""
 
+    def bind_counted(self, x: Tensor, packed: Any, out: Tensor, calls: Tensor) -> Launch:
+        """The same; calls is one int64 on the device, to which every launch adds one. Only where `counts_calls`."""
+        raise NotImplementedError(f"{self.name} does not count")
+
 
 @dataclass(frozen=True)
 class BlockCache:
-    """A request's keys and values in blocks among those of others, as servers keep them; head_dim is contiguous."""
+    """Requests' keys and values in blocks among those of others, as servers keep them; head_dim is contiguous."""
 
     keys: Tensor
     """[blocks, num_kv_heads, block_size, head_dim]"""
     values: Tensor
     """As the keys, at the same strides."""
     table: Tensor
-    """int32: the blocks of the request's places in turn."""
+    """int32: the blocks of the request's places in turn, or of several requests' [requests, blocks]."""
 
 
 class AttentionBackend(Protocol):
@@ -129,6 +157,8 @@ class AttentionBackend(Protocol):
     compiles_at_launch: ClassVar[bool] = False
     takes_blocks: ClassVar[bool] = False
     """Reads a cache in blocks where it lies (`bind_blocks`); the others want it gathered first."""
+    takes_requests: ClassVar[bool] = False
+    """Reads those of several requests in one launch, which can count itself (`bind_requests`)."""
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -158,6 +188,20 @@ class AttentionBackend(Protocol):
         """The same on a cache in blocks, to be moved from request to request; max_context says nothing here. Only where
         `takes_blocks`."""
         raise NotImplementedError(f"{self.name} takes a contiguous cache")
+
+    def bind_requests(
+        self,
+        q: Tensor,
+        cache: BlockCache,
+        contexts: Tensor,
+        out: Tensor,
+        calls: Tensor | None,
+        problem: AttentionProblem,
+    ) -> Launch:  # fmt: skip
+        """One query of each request: q and out [requests, num_heads, head_dim]; contexts int32 [requests], 0 for a
+        request that only fills up the batch and gets zeros. calls: as in
+        `LinearBackend.bind_counted`, or none. Only where `takes_requests`."""
+        raise NotImplementedError(f"{self.name} takes one request")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from harness.backends.base import Executor, Launch, Support
+from harness.backends.base import Executor, Support
 from harness.errors import UnavailableError
 from harness.gpu_build import compile_command
 from harness.kernel_build import find_compiler
@@ -67,26 +67,43 @@ def triton_support(dtype: str, device: DeviceInfo) -> Support:
     return Support.yes()
 
 
+class GpuLaunch:
+    """A launch of a gpu.cu's kernel; UnavailableError says why the kernel or the runtime refused it. Who can't keep its
+    buffers moves them, as with KernelLaunch."""
+
+    def __init__(
+        self, library: ctypes.CDLL, name: str, arguments: Iterable[Tensor | int | float | None], stream: int
+    ) -> None:
+        self._library, self._name, self._arguments = library, name, (*arguments, stream)
+        self._slots = _slots(self._arguments)
+        self._function = getattr(library, name)
+        self._function.restype = ctypes.c_int
+
+    def __call__(self) -> None:
+        code = self._function(self._slots)
+        if code:
+            self._library.gpu_error_text.restype = ctypes.c_char_p
+            reason = self._library.gpu_error_text(code).decode()
+            raise UnavailableError(f"{self._name} was not launched: {reason}", "use another backend, or report it")
+
+    def mover(self, *tensors: Tensor) -> Callable[..., None]:
+        """As KernelLaunch.mover; behind the addresses comes the stream, since a graph is captured on one of its own."""
+        places = [*(_place(self._arguments, tensor) for tensor in tensors), len(self._slots) - 1]
+
+        def launch(*addresses: int) -> None:
+            for place, address in zip(places, addresses, strict=True):
+                self._slots[place] = address
+            self()
+
+        return launch
+
+
 def bind_gpu_kernel(
     library: ctypes.CDLL, name: str, arguments: Iterable[Tensor | int | float | None], executor: Executor
-) -> Launch:
-    """A launch of a gpu.cu's kernel `name` on the executor's stream, which comes last among its arguments.
-
-    As bind_kernel; a launch that the kernel or the runtime refuses raises UnavailableError with its reason.
-    """
-    stream = 0 if executor.stream is None else int(executor.stream.cuda_stream)
-    slots = _slots((*arguments, stream))
-    function = getattr(library, name)
-    function.restype = ctypes.c_int
-
-    def launch() -> None:
-        code = function(slots)
-        if code:
-            library.gpu_error_text.restype = ctypes.c_char_p
-            reason = library.gpu_error_text(code).decode()
-            raise UnavailableError(f"{name} was not launched: {reason}", "use another backend, or report it")
-
-    return launch
+) -> GpuLaunch:
+    """A launch of a gpu.cu's kernel `name` on the executor's stream, which comes last among its arguments. As
+    bind_kernel."""
+    return GpuLaunch(library, name, arguments, 0 if executor.stream is None else int(executor.stream.cuda_stream))
 
 
 class KernelLaunch(functools.partial[None]):

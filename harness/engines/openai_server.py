@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from harness.backends.base import Executor
+from harness.backends.base import OwnExecutor
 from harness.client.connection import Exchange, clock_s
 from harness.client.requests import Client, find_served_model, request_body, tokenize_body
 from harness.client.server_url import ServerUrl
@@ -149,7 +149,7 @@ class ProbedDevice:
             self._executor.close()
 
 
-def _executor(name: str) -> Executor:
+def _executor(name: str) -> OwnExecutor:
     from harness.engines.native.machine import open_executor, torch_device  # torch, for the probe alone
 
     return open_executor(torch_device(name), None)

@@ -4,7 +4,8 @@
 // takes one split of one key/value head of one request, with all query heads that share it (GQA), and leaves a softmax
 // of its own: maximum, sum, weighted values. A second kernel brings the splits to their common maximum, in fixed order.
 // How much context there is, is read on the card, since a captured graph keeps its arguments: a split without places
-// has a sum of zero and a maximum of minus infinity, which weigh nothing.
+// has a sum of zero and a maximum of minus infinity, which weigh nothing. A request without any place, with which
+// servers fill up a batch, gets zeros.
 //
 // Within a block a team of lanes reads a place, one pack each (128 bits; 16 lanes for a bf16 head of 128), so that a
 // place's key is one contiguous read. A team takes kPlaces places a turn: their keys and values are all asked for
@@ -36,15 +37,24 @@ struct Cache {
   }
 };
 
+// Filled places of each request: ours have 64 bits, servers' 32.
+struct Contexts {
+  const int64_t* wide;  // [num_requests]; null: narrow has them
+  const int32_t* narrow;
+
+  DEVICE_MEMBER int64_t operator[](int64_t request) const { return wide != nullptr ? wide[request] : narrow[request]; }
+};
+
 template <class T>
 struct Attention {
   const T* q;  // [num_requests, num_kv_heads, group, head_dim]
   const T *k_cache, *v_cache;
   Cache cache;
-  const int64_t* contexts;  // [num_requests]
-  T* out;                   // as q
-  float* partials;          // [num_requests, num_kv_heads * group, num_splits, head_dim + 2]: values, maximum, sum
+  Contexts contexts;
+  T* out;           // as q
+  float* partials;  // [num_requests, num_kv_heads * group, num_splits, head_dim + 2]: values, maximum, sum
   int64_t num_kv_heads, group, head_dim, num_splits;
+  int64_t* calls;  // may be null
 
   DEVICE_MEMBER float* partial(int64_t request, int64_t head, int64_t split) const {
     return partials + ((request * num_kv_heads * group + head) * num_splits + split) * (head_dim + 2);
@@ -140,6 +150,7 @@ DEVICE void combine(const float* parts, int64_t stride, int64_t count, int64_t h
 
 template <class T, int kTeam, int kPacks, int kHeads, int kWave>
 KERNEL(kWaves* kWave) attend_split(Attention<T> a) {
+  count_call(a.calls);
   constexpr int kTeams = kWaves * kWave / kTeam, kValues = kPacks * kPackSize<T>;
   const int64_t split = block_index_x(), request = block_index_z();
   const int64_t tiles = (a.group + kMaxHeads - 1) / kMaxHeads;
@@ -209,7 +220,7 @@ KERNEL(kCombineThreads) combine_splits(Attention<T> a) {
   for (int64_t d = thread_index(); d < a.head_dim; d += kCombineThreads) {
     float value, maximum, sum;
     combine(a.partial(request, head, 0), a.head_dim + 2, a.num_splits, a.head_dim, d, value, maximum, sum);
-    a.out[(request * num_heads + head) * a.head_dim + d] = from_float<T>(value / sum);
+    a.out[(request * num_heads + head) * a.head_dim + d] = from_float<T>(a.contexts[request] == 0 ? 0.0f : value / sum);
   }
 }
 
@@ -247,8 +258,8 @@ int attend(const Attention<T>& a, int64_t num_requests, int64_t wave, uint64_t s
   return launch(combine_splits<T>, {a.num_kv_heads * a.group, num_requests}, kCombineThreads, 0, stream, a);
 }
 
-// q and out [num_requests, num_kv_heads * group, head_dim], contiguous. contexts [num_requests] are at least 1; places
-// from there on are not read. head_dim: whole packs of 16 bytes, at most 256. num_splits: 1 to 256.
+// q and out [num_requests, num_kv_heads * group, head_dim], contiguous. contexts [num_requests]: places from there on
+// are not read. head_dim: whole packs of 16 bytes, at most 256. num_splits: 1 to 256.
 // partials: num_requests * num_kv_heads * group * num_splits * (head_dim + 2) floats of scratch.
 
 // Caches [num_kv_heads, max_context, head_dim] a request, request_stride elements from one request to the next.
@@ -257,20 +268,23 @@ int contiguous(const T* q, const T* k_cache, const T* v_cache, const int64_t* co
                int64_t num_requests, int64_t num_kv_heads, int64_t group, int64_t head_dim, int64_t max_context,
                int64_t request_stride, int64_t num_splits, int64_t wave, uint64_t stream) {
   const Cache cache{nullptr, 0, max_context, request_stride, head_dim, max_context * head_dim};
-  const Attention<T> a{q, k_cache, v_cache, cache, contexts, out, partials, num_kv_heads, group, head_dim, num_splits};
+  const Attention<T> a{q,        k_cache,      v_cache, cache,    {contexts, nullptr}, out,
+                       partials, num_kv_heads, group,   head_dim, num_splits,          nullptr};
   return attend(a, num_requests, wave, stream);
 }
 
-// Caches [num_blocks, block_size, num_kv_heads, head_dim] (vLLM's), block_stride elements from one block to the next.
-// block_table [num_requests, table_stride]: the blocks of each request's places in turn.
+// Caches in blocks of block_size places, as servers keep them: strides in elements from one block, place and head to the
+// next, keys and values alike. block_table [num_requests, table_stride]: the blocks of each request's places in turn.
+// calls: null, or a number on the card that every launch adds one to.
 template <class T>
-int paged(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const int64_t* contexts, T* out,
+int paged(const T* q, const T* k_cache, const T* v_cache, const int32_t* block_table, const int32_t* contexts, T* out,
           float* partials, int64_t num_requests, int64_t num_kv_heads, int64_t group, int64_t head_dim,
-          int64_t block_size, int64_t block_stride, int64_t table_stride, int64_t num_splits, int64_t wave,
-          uint64_t stream) {
+          int64_t block_size, int64_t block_stride, int64_t place_stride, int64_t head_stride, int64_t table_stride,
+          int64_t num_splits, int64_t wave, int64_t* calls, uint64_t stream) {
   if (block_size < 1) return kBadSize;
-  const Cache cache{block_table, table_stride, block_size, block_stride, num_kv_heads * head_dim, head_dim};
-  const Attention<T> a{q, k_cache, v_cache, cache, contexts, out, partials, num_kv_heads, group, head_dim, num_splits};
+  const Cache cache{block_table, table_stride, block_size, block_stride, place_stride, head_stride};
+  const Attention<T> a{q,        k_cache,      v_cache, cache,    {nullptr, contexts}, out,
+                       partials, num_kv_heads, group,   head_dim, num_splits,          calls};
   return attend(a, num_requests, wave, stream);
 }
 

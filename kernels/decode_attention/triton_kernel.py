@@ -129,13 +129,15 @@ def attended(
 
 @triton.jit
 def attend(
-    q, k_cache, v_cache, block_table, context, out, partial_sums, partial_stats, scale_log2, q_stride, out_stride,
-    table_stride, block_stride, place_stride, head_stride, num_heads,
+    q, k_cache, v_cache, block_table, context, out, partial_sums, partial_stats, calls, scale_log2, q_stride,
+    out_stride, table_stride, block_stride, place_stride, head_stride, num_heads,
     PAGED: tl.constexpr, BLOCK_SIZE: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One split of one key head of one request. Without splits out is final, else partials of all heads."""
     kv_head, split, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if calls is not None and kv_head + split + request == 0:  # as in gemv
+        tl.atomic_add(calls, 1, sem="relaxed")
     d, rows = tl.arange(0, PADDED_DIM), tl.arange(0, ROWS)
     # A block's sides are powers of two; a head of 96 is masked, on a border that keeps 128 bits.
     is_query = (rows < GROUP)[:, None] & (d < HEAD_DIM)[None, :]
@@ -152,7 +154,8 @@ def attend(
     )  # fmt: skip
 
     if SPLITS == 1:
-        values = (sums / norm[:, None]).to(out.dtype.element_ty)
+        # A request without places has a norm of 0: servers fill up a batch with such, and get zeros.
+        values = (sums / tl.where(norm == 0.0, 1.0, norm)[:, None]).to(out.dtype.element_ty)
         tl.store(out + request.to(tl.int64) * out_stride + places, values, mask=is_query)
     else:  # not yet divided: an empty split has 0 and -inf, and weighs nothing
         slots = (request * num_heads + heads) * SPLITS + split
@@ -172,10 +175,12 @@ def combine(
     slots = (request * num_heads + head) * SPLITS + splits
     best = tl.load(partial_stats + 2 * slots, mask=splits < SPLITS, other=float("-inf"))
     norm = tl.load(partial_stats + 2 * slots + 1, mask=splits < SPLITS, other=0.0)
-    weights = tl.exp2(best - tl.max(best, 0))
+    peak = tl.max(best, 0)
+    weights = tl.exp2(best - tl.where(peak == float("-inf"), 0.0, peak))  # 0 each for a request without places
     inside = (splits < SPLITS)[:, None] & (d < HEAD_DIM)[None, :]
     sums = tl.load(partial_sums + slots[:, None] * HEAD_DIM + d[None, :], mask=inside, other=0.0)
-    values = tl.sum(sums * weights[:, None], 0) / tl.sum(norm * weights, 0)
+    total = tl.sum(norm * weights, 0)
+    values = tl.sum(sums * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
     place = out + request.to(tl.int64) * out_stride + head * HEAD_DIM + d
     tl.store(place, values.to(out.dtype.element_ty), mask=d < HEAD_DIM)
 
@@ -183,32 +188,36 @@ def combine(
 def bind_contiguous(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Tensor, config: Config
 ) -> Callable[[], None]:
-    """out [requests, heads, head_dim] = attention of q, of the same shape, over the first context[r] >= 1 places.
+    """out [requests, heads, head_dim] = attention of q, of the same shape, over the first context[r] places.
 
     Caches [requests, kv_heads, max_context, head_dim], a request's contiguous, requests with a stride; query heads
-    h * group to (h + 1) * group - 1 share key head h, group 1 to 8. context int64 [requests], on the device. q and out
-    may have a stride between requests. All of one type: bf16, fp16 or fp32; sums are fp32.
+    h * group to (h + 1) * group - 1 share key head h, group 1 to 8. context [requests], int64 or int32, on the device:
+    0 gives zeros. q and out may have a stride between requests. All of one type: bf16, fp16 or fp32; sums are fp32.
     """
     block_stride, head_stride, place_stride, _ = k_cache.stride()
-    return _bind(q, k_cache, v_cache, None, context, out, (block_stride, place_stride, head_stride), config)
+    strides = block_stride, place_stride, head_stride
+    return _bind(q, k_cache, v_cache, None, context, out, strides, config, None)
 
 
 def bind_paged(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context: Tensor, out: Tensor, config: Config
-) -> Callable[[], None]:
-    """As bind_contiguous, over caches [num_blocks, block_size, kv_heads, head_dim] as vLLM lays them out.
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor, context: Tensor, out: Tensor, config: Config,
+    calls: Tensor | None = None,
+) -> Callable[[], None]:  # fmt: skip
+    """As bind_contiguous, over caches [num_blocks, block_size, kv_heads, head_dim] by their strides.
 
-    block_table int32 [requests, max_blocks]: place p of request r is in block block_table[r, p // block_size].
+    block_table int32 [requests, max_blocks]: place p of request r is in block block_table[r, p // block_size]. calls:
+    int64 on the device, to which every launch adds one.
     """
     if block_table.dtype != torch.int32 or block_table.stride(1) != 1 or block_table.shape[0] != q.shape[0]:
         raise ValueError(f"{block_table.dtype} {tuple(block_table.shape)}: a block table is int32 [requests, blocks]")
     block_stride, place_stride, head_stride, _ = k_cache.stride()
-    return _bind(q, k_cache, v_cache, block_table, context, out, (block_stride, place_stride, head_stride), config)
+    strides = block_stride, place_stride, head_stride
+    return _bind(q, k_cache, v_cache, block_table, context, out, strides, config, calls)
 
 
 def _bind(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, block_table: Tensor | None, context: Tensor, out: Tensor,
-    strides: tuple[int, int, int], config: Config,
+    strides: tuple[int, int, int], config: Config, calls: Tensor | None,
 ) -> Callable[[], None]:  # fmt: skip
     paged = block_table is not None
     kv_heads = k_cache.shape[2 if paged else 1]
@@ -219,8 +228,8 @@ def _bind(
     stats = torch.empty((requests, heads, splits, 2) if splits > 1 else 1, dtype=torch.float32, device=q.device)
     read = functools.partial(
         attend[(kv_heads, splits, requests)],
-        q, k_cache, v_cache, block_table, context, out, sums, stats, LOG2_E / head_dim**0.5, q.stride(0), out.stride(0),
-        block_table.stride(0) if block_table is not None else 0, *strides, heads,
+        q, k_cache, v_cache, block_table, context, out, sums, stats, calls, LOG2_E / head_dim**0.5, q.stride(0),
+        out.stride(0), block_table.stride(0) if block_table is not None else 0, *strides, heads,
         PAGED=paged, BLOCK_SIZE=k_cache.shape[1] if paged else 1, GROUP=group, ROWS=1 if group == 1 else 16,
         HEAD_DIM=head_dim, PADDED_DIM=padded_dim, BLOCK=config.block, SPLITS=splits,
         num_warps=config.num_warps, num_stages=config.num_stages,
@@ -250,7 +259,7 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Te
         )
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.shape[-1] != head_dim:
         raise ValueError(f"caches {tuple(k_cache.shape)}, {tuple(v_cache.shape)}: not alike, or not of q's head_dim")
-    if context.dtype != torch.int64 or context.shape != (requests,) or out.shape != q.shape:
+    if context.dtype not in (torch.int64, torch.int32) or context.shape != (requests,) or out.shape != q.shape:
         raise ValueError(f"context {context.dtype} {tuple(context.shape)}, out {tuple(out.shape)} for {tuple(q.shape)}")
     for tensor in (q, out):
         if tensor.stride()[1:] != (head_dim, 1):

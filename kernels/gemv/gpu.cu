@@ -34,6 +34,7 @@ struct Gemv {
   float* partials;  // [split_k, m, n]; null without splits
   int64_t m, n, k, x_stride, out_stride, split_k, rows_per_wave;
   bool out_is_fp32;
+  int64_t* calls;  // may be null
 };
 
 template <class T>
@@ -102,6 +103,7 @@ DEVICE void add_turn(const Gemv<T>& g, const Turn<kRows, kColumns>& turn, int64_
 
 template <class T, int kM, int kWave, int kRows, bool kDoubleBuffer>
 KERNEL(kMaxThreads) gemv_rows(Gemv<T> g, int waves_per_block) {
+  count_call(g.calls);
   constexpr int kColumns = kInFlight / kRows;
   constexpr int64_t kStep = kColumns * kWave;
   const int lane = thread_index() % kWave;
@@ -188,6 +190,7 @@ DEVICE void add_ragged(const Gemv<T>& g, const T* row, int64_t begin, int64_t en
 
 template <class T, int kM, int kWave>
 KERNEL(kMaxThreads) gemv_ragged(Gemv<T> g, int waves_per_block) {
+  count_call(g.calls);
   const int64_t first = (block_index_x() * waves_per_block + thread_index() / kWave) * g.rows_per_wave;
   const int64_t begin = split_begin(g, g.k, block_index_y()), end = split_begin(g, g.k, block_index_y() + 1);
   for (int64_t n = first; n < first + g.rows_per_wave && n < g.n; ++n) {
@@ -241,16 +244,17 @@ int launch_rows(const Gemv<T>& g, const Shape& shape) {
 // x [m, k] and out [m, n] have row strides in elements; weight [n, k] and bias [n] (or null) are contiguous. 1 <= m <=
 // 8. partials: split_k * m * n floats of scratch where split_k > 1, else not touched. wave: the card's width;
 // rows_per_wave: 1, 2 or (for m <= 4) 4; waves_per_block: at most 256 lanes; split_k: 1 to 64; double_buffer: 0 or 1.
+// calls: null, or a number on the card that every launch adds one to.
 template <class T, bool kOutIsFp32>
 int gemv(const T* x, const T* weight, const T* bias, void* out, float* partials, int64_t m, int64_t n, int64_t k,
          int64_t x_stride, int64_t out_stride, int64_t wave, int64_t rows_per_wave, int64_t waves_per_block,
-         int64_t split_k, int64_t double_buffer, uint64_t stream) {
+         int64_t split_k, int64_t double_buffer, int64_t* calls, uint64_t stream) {
   if (m < 1 || m > kMaxRows || n < 1 || k < 1) return kBadSize;
   if (rows_per_wave != 1 && rows_per_wave != 2 && rows_per_wave != 4) return kBadParameter;
   if (waves_per_block < 1 || waves_per_block * wave > kMaxThreads) return kBadParameter;
   if (split_k < 1 || split_k > kMaxSplits || (double_buffer & ~int64_t{1}) != 0) return kBadParameter;
-  const Gemv<T> g{x, weight, bias,     out,        split_k > 1 ? partials : nullptr, m,
-                  n, k,      x_stride, out_stride, split_k,       rows_per_wave,     kOutIsFp32};
+  const Gemv<T> g{x, weight,   bias,       out,     split_k > 1 ? partials : nullptr, m,     n,
+                  k, x_stride, out_stride, split_k, rows_per_wave, kOutIsFp32,        calls};
   const Shape shape{wave, waves_per_block, double_buffer != 0, stream};
   const int error = with_wave(wave, [&](auto width) {
     return with_at_least<1, 2, 4, 8>(

@@ -57,11 +57,14 @@ CONFIGS = (
 
 @triton.jit
 def gemv(
-    x, weight, bias, out, n, k, x_stride, weight_stride, out_stride, split_stride,
+    x, weight, bias, out, calls, n, k, x_stride, weight_stride, out_stride, split_stride,
     M: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     CACHE: tl.constexpr,
 ):  # fmt: skip
     """One tile of rows, one stretch of k; out is [M, n], or with SPLIT_K > 1 fp32 partials [SPLIT_K, M, n]."""
+    # A replayed graph runs kernels and no Python: only they can say how often they ran.
+    if calls is not None and tl.program_id(0) + tl.program_id(1) == 0:
+        tl.atomic_add(calls, 1, sem="relaxed")
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     columns = tl.arange(0, BLOCK_K)
@@ -108,11 +111,13 @@ def add_splits(
     tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def bind_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, config: Config) -> Callable[[], None]:
+def bind_gemv(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, config: Config, calls: Tensor | None = None
+) -> Callable[[], None]:
     """out [m, n] = x [m, k] weight [n, k]^T + bias [n] or none; m is 1 to 8.
 
     All of one type, bf16, fp16 or fp32; sums are fp32. Rows of x, weight and out may have a stride, elements within
-    them are neighbours.
+    them are neighbours. calls: int64 on the device, to which every launch adds one.
     """
     _check(x, weight, bias, out)
     (m, k), n = x.shape, weight.shape[0]
@@ -120,7 +125,7 @@ def bind_gemv(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, confi
     target = torch.empty((config.split_k, m, n), dtype=torch.float32, device=out.device) if split else out
     multiply = functools.partial(
         gemv[(triton.cdiv(n, config.block_n), config.split_k)],
-        x, weight, bias, target, n, k, x.stride(0), weight.stride(0), target.stride(-2), m * n,
+        x, weight, bias, target, calls, n, k, x.stride(0), weight.stride(0), target.stride(-2), m * n,
         M=m, HAS_BIAS=bias is not None, SPLIT_K=config.split_k, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         CACHE=config.cache, num_warps=config.num_warps,
     )  # fmt: skip

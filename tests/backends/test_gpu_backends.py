@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from operand_checks import assert_right, attention, delta, linear  # noqa: E402
 
 from harness.backends.attention import gpu_decode  # noqa: E402
-from harness.backends.base import Executor  # noqa: E402
+from harness.backends.base import BlockCache, Executor  # noqa: E402
 from harness.backends.linear import gpu_gemv  # noqa: E402
 from harness.backends.linear_attention import gpu_recurrent  # noqa: E402
 from harness.errors import UnavailableError  # noqa: E402
@@ -50,6 +50,51 @@ def test_decode_attention(executor: Executor, context: int, group: int, head_dim
         assert_right(
             gpu_decode.GpuDecode, attention(1, context, group, head_dim, dtype), executor, num_splits=splits
         )  # fmt: skip
+
+
+def test_a_launch_is_moved_and_counts_itself(executor: Executor) -> None:
+    """Bound once, on buffers that are then gone."""
+    weight, problem = torch.randn(20, 64), LinearProblem(m=2, n=20, k=64, dtype="F32")
+    backend = gpu_gemv.GpuGemv(executor, split_k=2)
+    x, out, calls = torch.randn(2, 64), torch.empty(2, 20), torch.tensor([3, 4])
+    move = backend.bind_counted(x, backend.prepare(weight, None, problem), out, calls[1]).mover(x, out)
+    for seed in range(3):
+        other, result = torch.randn(2, 64) * (seed + 1), torch.full((2, 20), torch.nan)
+        move(other.data_ptr(), result.data_ptr(), 0)
+        assert torch.allclose(result.double(), other.double() @ weight.double().T, atol=1e-4)
+    assert calls.tolist() == [3, 7]
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_requests_over_a_servers_cache(executor: Executor, heads_first: bool) -> None:
+    """Keys and values of a place side by side, blocks in any order, one request that only fills up the batch."""
+    contexts, size, kv_heads, head_dim = [21, 0, 6], 8, 2, 32
+    problem = AttentionProblem(
+        m=1, num_heads=6, num_kv_heads=kv_heads, head_dim=head_dim, max_context=64, dtype="F32"
+    )  # fmt: skip
+    blocks = torch.full((9, kv_heads, size, 2 * head_dim), torch.nan)
+    blocks = blocks if heads_first else blocks.transpose(1, 2).contiguous().transpose(1, 2)
+    cache = BlockCache(
+        blocks[..., :head_dim], blocks[..., head_dim:],
+        torch.tensor([[7, 2, 5, 99], [99, 99, 99, 99], [1, 99, 99, 99]], dtype=torch.int32),
+    )  # fmt: skip
+    kept: list[Any] = []
+    for request, context in enumerate(contexts):
+        keys, values = torch.randn(2, kv_heads, context, head_dim)
+        for place in range(context):
+            block = int(cache.table[request, place // size])
+            blocks[block, :, place % size] = torch.cat((keys[:, place], values[:, place]), -1)
+        kept.append((keys.double(), values.double()))
+    q, out, calls = torch.randn(3, 6, head_dim), torch.full((3, 6, head_dim), torch.nan), torch.tensor([0])
+    filled = torch.tensor(contexts, dtype=torch.int32)
+    launch = gpu_decode.GpuDecode(executor, num_splits=4).bind_requests(q, cache, filled, out, calls[0], problem)
+    launch()
+    for request, (keys, values) in enumerate(kept):
+        for head in range(6):
+            scores = keys[head // 3] @ q[request, head].double() / head_dim**0.5
+            expected = torch.softmax(scores, 0) @ values[head // 3]
+            assert torch.allclose(out[request, head].double(), expected, atol=1e-5)
+    assert (out[1] == 0).all() and calls.tolist() == [1]
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
-from harness.backends.base import AttentionBackend, Executor, Launch, Support
-from harness.backends.launch import GPU_KERNEL_DTYPES, bind_gpu_kernel, gpu_kernel_support
+from harness.backends.base import AttentionBackend, BlockCache, Executor, Launch, Support
+from harness.backends.launch import GPU_KERNEL_DTYPES, GpuLaunch, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.registry import attention_backend
 from harness.gpu_build import load_gpu_kernel, wave_widths
 from harness.kernel_build import kernel_source
@@ -26,6 +26,7 @@ class GpuDecode(AttentionBackend):
     """CUDA/HIP kernel for one query: heads of a group share one read of the cache, splits are combined at the end."""
 
     contest_legal = True
+    takes_requests = True
 
     def __init__(self, executor: Executor, num_splits: int = 32) -> None:
         target = executor.device.arch or ""
@@ -57,9 +58,30 @@ class GpuDecode(AttentionBackend):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Tensor, problem: AttentionProblem
     ) -> Launch:
         p = problem
-        scratch = torch.empty(p.num_heads * self._num_splits * (p.head_dim + 2), dtype=torch.float32, device=q.device)
-        group, request_stride = p.num_heads // p.num_kv_heads, 0
+        scratch, group, request_stride = self._scratch(q), p.num_heads // p.num_kv_heads, 0
         sizes = (1, p.num_kv_heads, group, p.head_dim, p.max_context, request_stride, self._num_splits, self._wave)
         tensors = (q, k_cache, v_cache, context, out, scratch)
         kernel = f"decode_attention_{GPU_KERNEL_DTYPES[p.dtype]}"
         return bind_gpu_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
+
+    def bind_requests(
+        self,
+        q: Tensor,
+        cache: BlockCache,
+        contexts: Tensor,
+        out: Tensor,
+        calls: Tensor | None,
+        problem: AttentionProblem,
+    ) -> GpuLaunch:  # fmt: skip
+        p, (block_stride, head_stride, place_stride, _) = problem, cache.keys.stride()
+        sizes = (len(q), p.num_kv_heads, p.num_heads // p.num_kv_heads, p.head_dim, cache.keys.shape[2])
+        strides = block_stride, place_stride, head_stride, cache.table.stride(0)
+        tensors = (q, cache.keys, cache.values, cache.table, contexts, out, self._scratch(q))
+        kernel = f"decode_attention_paged_{GPU_KERNEL_DTYPES[p.dtype]}"
+        arguments = (*tensors, *sizes, *strides, self._num_splits, self._wave, calls)
+        return bind_gpu_kernel(self._library, kernel, arguments, self._executor)
+
+    def _scratch(self, q: Tensor) -> Tensor:
+        """q [requests, num_heads, head_dim]"""
+        requests, heads, head_dim = q.shape
+        return torch.empty(requests * heads * self._num_splits * (head_dim + 2), dtype=torch.float32, device=q.device)

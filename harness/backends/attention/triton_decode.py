@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
-from harness.backends.base import AttentionBackend, Executor, Launch, Support
+from harness.backends.base import AttentionBackend, BlockCache, Executor, Launch, Support
 from harness.backends.launch import triton_support
 from harness.backends.registry import attention_backend
 from harness.backends.triton import config_of, declared
@@ -25,6 +25,7 @@ class TritonDecode(AttentionBackend):
     """Triton kernel for one query: the context split over programs, a group of heads on one read of the cache."""
 
     contest_legal = True
+    takes_requests = True
     compiles_at_launch = True
 
     def __init__(self, executor: Executor, **parameters: int | str) -> None:
@@ -52,4 +53,17 @@ class TritonDecode(AttentionBackend):
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Tensor, problem: AttentionProblem
     ) -> Launch:
         launch: Launch = load_triton(OP).bind_contiguous(q, k_cache[None], v_cache[None], context, out, self._config)
+        return launch
+
+    def bind_requests(
+        self,
+        q: Tensor,
+        cache: BlockCache,
+        contexts: Tensor,
+        out: Tensor,
+        calls: Tensor | None,
+        problem: AttentionProblem,
+    ) -> Launch:  # fmt: skip
+        keys, values = cache.keys.transpose(1, 2), cache.values.transpose(1, 2)
+        launch: Launch = load_triton(OP).bind_paged(q, keys, values, cache.table, contexts, out, self._config, calls)
         return launch

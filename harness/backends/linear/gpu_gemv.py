@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
-from harness.backends.launch import GPU_KERNEL_DTYPES, bind_gpu_kernel, gpu_kernel_support
+from harness.backends.launch import GPU_KERNEL_DTYPES, GpuLaunch, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.registry import linear_backend
 from harness.backends.weights import AsLoaded, dtype_name
 from harness.gpu_build import load_gpu_kernel, wave_widths
@@ -24,6 +24,7 @@ class GpuGemv(LinearBackend):
     """CUDA/HIP kernel that reads the weight once, 128 bits a lane, for up to 8 rows."""
 
     contest_legal = True
+    counts_calls = True
 
     def __init__(
         self, executor: Executor, rows_per_wave: int = 1, waves_per_block: int = 4, split_k: int = 1,
@@ -56,10 +57,13 @@ class GpuGemv(LinearBackend):
         ]
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
+        return self.bind_counted(x, packed, out, None)
+
+    def bind_counted(self, x: Tensor, packed: AsLoaded, out: Tensor, calls: Tensor | None) -> GpuLaunch:
         (n, k), m = packed.weight.shape, x.shape[0]
         size = self._split_k * m * n
         partials = torch.empty(size, dtype=torch.float32, device=x.device) if self._split_k > 1 else None
         kernel = f"gemv_{GPU_KERNEL_DTYPES[dtype_name(x)]}_{GPU_KERNEL_DTYPES[dtype_name(out)]}"
-        sizes = (m, n, k, x.stride(0), out.stride(0), self._wave, *self._tuned)
+        sizes = (m, n, k, x.stride(0), out.stride(0), self._wave, *self._tuned, calls)
         tensors = (x, packed.weight, packed.bias, out, partials)
         return bind_gpu_kernel(self._library, kernel, (*tensors, *sizes), self._executor)

@@ -23,6 +23,7 @@ class TritonGemv(LinearBackend):
     """Triton kernel that streams the weight once for up to 8 rows, without matrix cores."""
 
     contest_legal = True
+    counts_calls = True
     compiles_at_launch = True
 
     def __init__(self, executor: Executor, **parameters: int | str) -> None:
@@ -39,5 +40,8 @@ class TritonGemv(LinearBackend):
         return declared("gemv") if triton_support(problem.dtype, device).ok else ()
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
-        launch: Launch = load_triton("gemv").bind_gemv(x, packed.weight, packed.bias, out, self._config)
+        return self.bind_counted(x, packed, out, None)
+
+    def bind_counted(self, x: Tensor, packed: AsLoaded, out: Tensor, calls: Tensor | None) -> Launch:
+        launch: Launch = load_triton("gemv").bind_gemv(x, packed.weight, packed.bias, out, self._config, calls)
         return launch

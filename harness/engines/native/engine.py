@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch.profiler import record_function
 
-from harness.backends.base import Executor, Launch
+from harness.backends.base import Launch, OwnExecutor
 from harness.engines.base import CALLS_PER_TRIAL, DECODE_TRACE, PREFILL_TRACE, Engine, side_by_side
 from harness.engines.native.decoder import Decoder, Step
 from harness.engines.native.ops import OpTable
@@ -41,7 +41,7 @@ class NativeDecoding(Engine):
     can_skip_prompt: ClassVar[bool] = True
 
     def __init__(
-        self, decoder: Decoder, ops: OpTable, executor: Executor, model: ResolvedModel,
+        self, decoder: Decoder, ops: OpTable, executor: OwnExecutor, model: ResolvedModel,
         tokenizer: Tokenizer | None, load_s: float, graph: bool = True, notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self._decoder, self._ops, self._executor = decoder, ops, executor

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from harness.backends.base import Executor
+from harness.backends.base import OwnExecutor
 from harness.cpu_pool import CpuPool, physical_cores
 from harness.devices.cpu import available_memory_bytes, detect_cpu
 from harness.devices.gpu import detect_gpu
@@ -29,14 +29,14 @@ def torch_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def open_executor(device: torch.device, threads: int | None) -> Executor:
+def open_executor(device: torch.device, threads: int | None) -> OwnExecutor:
     """Threads on a CPU, a stream on a GPU; launches go there. The caller closes it."""
     if device.type == "cpu":
-        return Executor(detect_cpu(), _open_pool(threads))
-    return Executor(detect_gpu(device), stream=torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+        return OwnExecutor(detect_cpu(), _open_pool(threads))
+    return OwnExecutor(detect_gpu(device), stream=torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
 
-def open_probe(config: ProbeConfig, executor: Executor, tell: Callable[[str], None]) -> Probe | None:
+def open_probe(config: ProbeConfig, executor: OwnExecutor, tell: Callable[[str], None]) -> Probe | None:
     """Null where the card's compiler is not here: verdicts then say `no-roof`, and `tell` hears why."""
     if executor.stream is None:
         return open_cpu_probe(config, executor.pool, executor.device)

@@ -58,7 +58,10 @@ def _on_card(argument):
 
     if not isinstance(argument, Guarded | np.ndarray):
         return argument
-    whole, values = (argument.all, argument.values) if isinstance(argument, Guarded) else (argument, argument)
+    if isinstance(argument, Guarded):
+        whole, values = argument.all, argument.values
+    else:  # a view is copied with all that it is one of
+        whole, values = argument if argument.flags.c_contiguous else argument.base, argument
     data = np.frombuffer(np.ascontiguousarray(whole).tobytes(), dtype=np.uint8)
     offset = whole.ctypes.data % 16
     copy = torch.empty(len(data) + offset, dtype=torch.uint8, device="cuda")[offset:]

@@ -27,22 +27,27 @@ def contiguous(gpu, dtype, q, k_cache, v_cache, contexts, splits):
     return out.result()
 
 
-def paged(gpu, dtype, q, k_cache, v_cache, contexts, splits, block_size):
-    """The same caches cut into blocks that lie in any order, with a gap between blocks."""
+def paged(gpu, dtype, q, k_cache, v_cache, contexts, splits, block_size, calls=None, heads_first=False):
+    """The same caches cut into blocks that lie in any order, with a gap between blocks; keys and values of a place side
+    by side. heads_first: a head's places of a block lie together."""
     requests, kv_heads, max_context, head_dim = k_cache.shape
     per_request = -(-max_context // block_size)
     table = np.random.default_rng(5).permutation(requests * per_request + 3).astype(np.int32)
     table = table[: requests * per_request].reshape(requests, per_request)
-    shape = (requests * per_request + 3, block_size + 1, kv_heads, head_dim)
-    pages = [stored(np.full(shape, np.nan), dtype) for _ in range(2)]
+    both = stored(np.full((requests * per_request + 3, block_size + 1, kv_heads, 2 * head_dim), np.nan), dtype)
+    if heads_first:
+        both = np.ascontiguousarray(both.swapaxes(1, 2)).swapaxes(1, 2)
+    pages = both[..., :head_dim], both[..., head_dim:]
     for page, cache in zip(pages, (k_cache, v_cache), strict=True):
         for request in range(requests):
             for place in range(max_context):
                 page[table[request, place // block_size], place % block_size] = cache[request, :, place]
     out, partials = Guarded(q.shape, dtype), Guarded((q.shape[0] * q.shape[1] * splits * (head_dim + 2),), "f32")
-    sizes = (requests, kv_heads, q.shape[1] // kv_heads, head_dim, block_size, pages[0][0].size, per_request, splits)
-    arguments = (q, *pages, table, np.array(contexts), out, partials, *sizes, gpu.wave)
+    strides = (stride // both.itemsize for stride in both.strides[:3])
+    sizes = (requests, kv_heads, q.shape[1] // kv_heads, head_dim, block_size, *strides, per_request, splits, gpu.wave)
+    arguments = (q, *pages, table, np.array(contexts, np.int32), out, partials, *sizes, calls)
     assert gpu("decode_attention", f"decode_attention_paged_{dtype}", *arguments) == 0
+    partials.result()
     return out.result()
 
 
@@ -85,9 +90,26 @@ def test_paged(gpu, kernel_reference, dtype, block_size):
     check(gpu, kernel_reference, dtype, [33, 70], 4, 128, block_size=block_size, splits=3)
 
 
-def test_paged_is_contiguous(gpu):
+@pytest.mark.parametrize("heads_first", [False, True])
+def test_paged_is_contiguous(gpu, heads_first):
     arguments = (gpu, "bf16", *data("bf16", [45, 3], 2, 5, 96), [45, 3], 4)
-    np.testing.assert_array_equal(contiguous(*arguments), paged(*arguments, 16))
+    np.testing.assert_array_equal(contiguous(*arguments), paged(*arguments, 16, heads_first=heads_first))
+
+
+def test_a_request_that_fills_up_the_batch_gets_zeros(gpu):
+    """No place of its is read: all of them are NaN."""
+    arguments = (gpu, "bf16", *data("bf16", [20, 0, 7], 2, 3, 64), [20, 0, 7], 3)
+    for out in (contiguous(*arguments), paged(*arguments, 4)):
+        assert (exact(out[1]) == 0).all() and np.isfinite(exact(out)).all() and (exact(out[[0, 2]]) != 0).any()
+
+
+@pytest.mark.parametrize("splits", [1, 5])
+def test_each_launch_counts_once(gpu, splits):
+    calls = Guarded((1,), "i64")
+    calls.values[:] = 6
+    for _ in range(3):
+        paged(gpu, "f32", *data("f32", [30, 9], 2, 2, 32), [30, 9], splits, 8, calls)
+    assert calls.result() == [9]
 
 
 def test_large_scores(gpu, kernel_reference):

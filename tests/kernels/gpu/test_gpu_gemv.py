@@ -28,13 +28,15 @@ def shifted(values, dtype, offset):
     return room[first : first + flat.size].reshape(values.shape)
 
 
-def run(gpu, kind, m, n, k, *, values=integers, bias=True, rows=1, waves=4, split=1, double=0, gap=0, offset=0):
+def run(
+    gpu, kind, m, n, k, *, values=integers, bias=True, rows=1, waves=4, split=1, double=0, gap=0, offset=0, calls=None
+):
     """One call: (result [m, n + gap], expected [m, n], |x| |weight|^T)."""
     dtype, out_dtype = kind
     x, b = stored(values((m, k + gap)), dtype), stored(values((n,)), dtype)
     weight = shifted(values((n, k)), dtype, offset)
     out, partials = Guarded((m, n + gap), out_dtype), Guarded((split * m * n,), "f32")
-    sizes = (m, n, k, k + gap, n + gap, gpu.wave, rows, waves, split, double)
+    sizes = (m, n, k, k + gap, n + gap, gpu.wave, rows, waves, split, double, calls)
     name = f"gemv_{dtype}_{out_dtype}"
     assert gpu("gemv", name, x, weight, b if bias else None, out, partials, *sizes) == 0
     partials.result()
@@ -75,6 +77,16 @@ def test_every_variant(gpu, dtype):
 def test_rows_off_sixteen_bytes(gpu, dtype, offset):
     for k in (3, 64, 77):
         check_exact(gpu, (dtype, "f32"), 3, 5, k, offset=offset, split=2, rows=4)
+
+
+@pytest.mark.parametrize("k", [64, 131], ids=["aligned", "ragged"])
+@pytest.mark.parametrize("split", [1, 3])
+def test_each_launch_counts_once(gpu, k, split):
+    calls = Guarded((1,), "i64")
+    calls.values[:] = 40
+    for _ in range(2):
+        run(gpu, ("bf16", "bf16"), 2, 37, k, split=split, calls=calls)
+    assert calls.result() == [42]
 
 
 def test_strided_rows(gpu):

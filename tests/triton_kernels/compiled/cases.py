@@ -22,6 +22,10 @@ def empty(*shape: int, dtype: str = "bfloat16"):
     return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
 
 
+def calls(counted: bool):
+    return empty(1, dtype="int64")[0] if counted else None
+
+
 def read(kernels) -> Case:
     config = kernels.CONFIGS[1]
     launch = kernels.bind_read(empty(2**27, dtype="int64"), empty(1, dtype="int64"), config)
@@ -37,10 +41,12 @@ def write(kernels) -> Case:
     return Case(kernels.bind_write(empty(2**27, dtype="int64"), 5, kernels.CONFIGS[1]), {})
 
 
-def gemv(kernels, m: int, index: int, *, k: int = 5120, dtype: str = "bfloat16", bias: bool = False) -> Case:
+def gemv(
+    kernels, m: int, index: int, *, k: int = 5120, dtype: str = "bfloat16", bias: bool = False, counted: bool = False
+) -> Case:
     config, n = kernels.CONFIGS[index], 34816
     x, weight, out = empty(m, k, dtype=dtype), empty(n, k, dtype=dtype), empty(m, n, dtype=dtype)
-    launch = kernels.bind_gemv(x, weight, empty(n, dtype=dtype) if bias else None, out, config)
+    launch = kernels.bind_gemv(x, weight, empty(n, dtype=dtype) if bias else None, out, config, calls(counted))
     return Case(launch, {"gemv": config.block_n * config.block_k * x.element_size()})
 
 
@@ -48,8 +54,9 @@ def decode(kernels, group: int, head_dim: int, index: int, *, paged: bool = Fals
     config, kv_heads = kernels.CONFIGS[index], 8
     q, context = empty(1, kv_heads * group, head_dim, dtype=dtype), empty(1, dtype="int64")
     if paged:
-        cache, table = empty(2048, 16, kv_heads, head_dim, dtype=dtype), empty(1, 2048, dtype="int32")
-        launch = kernels.bind_paged(q, cache, cache, table, context, q, config)
+        both, table = empty(2048, 16, kv_heads, 2 * head_dim, dtype=dtype), empty(1, 2048, dtype="int32")
+        cache, context = both[..., :head_dim], empty(1, dtype="int32")  # as vLLM keeps them
+        launch = kernels.bind_paged(q, cache, cache, table, context, q, config, calls(True))
     else:
         cache = empty(1, kv_heads, 32768, head_dim, dtype=dtype)
         launch = kernels.bind_contiguous(q, cache, cache, context, q, config)
@@ -113,6 +120,7 @@ CASES: dict[str, tuple[str, Callable[..., Case], frozenset[str]]] = {
     "copy": ("read_probe", copy, ALL),
     "write": ("read_probe", write, ALL),
     "gemv one row": ("gemv", lambda kernels: gemv(kernels, 1, 1), ALL),
+    "gemv counted": ("gemv", lambda kernels: gemv(kernels, 1, 9, counted=True), ALL),
     "gemv eight rows": ("gemv", lambda kernels: gemv(kernels, 8, 0, bias=True), ALL),
     "gemv fp32 split": ("gemv", lambda kernels: gemv(kernels, 2, 9, dtype="float32", bias=True), ALL),
     "decode": ("decode_attention", lambda kernels: decode(kernels, 4, 128, 2), ALL - PLAIN),

@@ -126,7 +126,7 @@ def test_what_the_attention_does_not_take(kernels, device):
         ((q[..., :32], keys[..., :32], keys[..., :32], context, out[..., :32]), "head_dim 32"),
         ((many, keys, keys, context, many), "groups of 1 to 8"),
         ((q, keys, keys[:, :, :4], context, out), "not alike"),
-        ((q, keys, keys, context.int(), out), "context torch.int32"),
+        ((q, keys, keys, context.float(), out), "context torch.float32"),
         ((q.transpose(1, 2).contiguous().transpose(1, 2), keys, keys, context, out), "contiguous"),
     ]
     for arguments, why in refused:
@@ -134,3 +134,47 @@ def test_what_the_attention_does_not_take(kernels, device):
             kernels.bind_contiguous(*arguments, config)
     with pytest.raises(ValueError, match="block table is int32"):
         kernels.bind_paged(q, keys, keys, context[None], context, out, config)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("group", [1, 4])
+def test_a_request_that_fills_up_the_batch_gets_zeros(kernels, device, group, num_splits):
+    """No place of its is read: all of them are NaN. Contexts are int32, as servers keep them."""
+    import torch
+
+    contexts, config = [20, 0, 7], kernels.Config(16, num_splits, 1, 1)
+    q = normals((3, 2 * group, 64), "float32", device, 3)
+    keys, values = caches(contexts, 2, 64, "float32", device)
+    blocks, table = paged(keys)
+    out = Guarded(tuple(q.shape), "float32", device)
+    context = torch.tensor(contexts, dtype=torch.int32, device=device)
+    kernels.bind_paged(q, blocks, paged(values)[0], table, context, out.tensor, config)()
+    result = out.result()
+    assert (result[1] == 0).all() and np.isfinite(result).all() and (result[[0, 2]] != 0).any(axis=(1, 2)).all()
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_each_launch_counts_once(kernels, device, num_splits):
+    """Over blocks that have keys and values of a place side by side."""
+    import torch
+
+    q = normals((2, 4, 64), "float32", device, 3)
+    keys, values = caches([9, 30], 2, 64, "float32", device)
+    blocks, table = paged(torch.cat((keys, values), -1))
+    out, context = Guarded(tuple(q.shape), "float32", device), torch.tensor([9, 30], device=device)
+    calls = torch.tensor([5, 6, 7], device=device)
+    launch = kernels.bind_paged(
+        q,
+        blocks[..., :64],
+        blocks[..., 64:],
+        table,
+        context,
+        out.tensor,
+        kernels.Config(16, num_splits, 1, 1),
+        calls[1],
+    )
+    launch()
+    first = out.result()
+    launch()
+    assert calls.tolist() == [5, 8, 7] and np.isfinite(first).all()
+    np.testing.assert_array_equal(out.result(), first)

@@ -59,3 +59,15 @@ def test_what_the_product_does_not_take(kernels, device):
     for arguments, why in refused:
         with pytest.raises(ValueError, match=why):
             kernels.bind_gemv(*arguments, config)
+
+
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_each_launch_counts_once(kernels, device, split_k):
+    import torch
+
+    x, weight, out = (normals(shape, "float32", device) for shape in ((2, 300), (9, 300), (2, 9)))
+    calls = torch.tensor([5, 6, 7], device=device)
+    launch = kernels.bind_gemv(x, weight, None, out, kernels.Config(4, 128, split_k, 1, ".cg"), calls[1])
+    launch()
+    launch()
+    assert calls.tolist() == [5, 8, 7]

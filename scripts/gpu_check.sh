@@ -4,12 +4,17 @@
 #
 #   scripts/gpu_check.sh [FOLDER]        PYTHON=python3: an interpreter that has this package and a torch that sees the card
 #
+#   scripts/gpu_check.sh --vllm [FOLDER] instead, where vLLM is: a table of products and decode attention made on this card, and
+#                                        Qwen3-0.6B's shape in vLLM without it and with it, as vLLM captures graphs and without
+#
 # Each step has a limit of its own, so that a compiler that hangs does not take the others with it; the summary names what
 # failed and what ran past its limit (124). Exit code: 1 if any step failed.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
+in_vllm=false
+[[ ${1:-} != --vllm ]] || { in_vllm=true && shift; }
 folder=${1:-gpu-check}
-python=${PYTHON:-python3}
+python=$(realpath --no-symlinks "$(command -v "${PYTHON:-python3}")")
 mkdir -p "$folder"
 : >"$folder/summary.txt"
 failed=0
@@ -34,15 +39,38 @@ harness() { # NAME LIMIT_S ARGUMENTS...
   echo "torch sees no card here: set PYTHON to an interpreter whose torch does" >&2
   exit 3
 }
+finish() {
+  cat "$folder/summary.txt"
+  exit "$failed"
+}
+
+check_vllm() { # in the folder, where tables are saved
+  local run=$PWD/configs/runs/qwen3-0.6b-vllm.yaml table
+  cd "$folder" || exit
+  folder=.
+  harness ab-linear 90 ab linear --model qwen3-0.6b --device cuda --blocks 8 --max-blocks 8 --save
+  harness ab-attention 60 ab attention --model qwen3-0.6b --contexts 512 --device cuda --blocks 8 --max-blocks 8 --save
+  table=$(find configs/selections -name '*.yaml' | head -n 1)
+  sed 's/load_format: dummy/&\n  graph: compiled/' "$run" >off.yaml
+  sed "s|load_format: dummy|&\n  graph: compiled\n  selection: $table|" "$run" >on.yaml
+  harness bench-off 90 bench "$run"
+  harness bench-on 90 bench "$run" --set "engine.selection=$table"
+  harness ab-run 120 ab run off.yaml on.yaml
+}
+
 runs=("--runs-dir" "$folder/runs")
 ab=("--device" cuda "--blocks" 8 "--max-blocks" 8 "${runs[@]}")
+if $in_vllm; then
+  check_vllm
+  finish
+fi
 harness doctor 10 doctor
-step kernel-tests 80 "$python" -m pytest -q -m card -p no:cacheprovider tests/kernels/gpu
+step kernel-tests 80 "$python" -m pytest -q -m card -p no:cacheprovider tests/kernels/gpu \
+  tests/vllm_plugin
 harness bench 60 bench configs/runs/qwen3-0.6b.yaml --set engine.device=cuda --set workload.repeats=3 "${runs[@]}"
 harness ab-linear 90 ab linear --model qwen3-0.6b --batch 1,4 "${ab[@]}"
 harness ab-attention 70 ab attention --model qwen3-0.6b --contexts 2048,8192 "${ab[@]}"
 harness ab-linear-attention 40 ab linear-attention --model qwen3.5-1b-scaled "${ab[@]}"
 harness ab-graph 40 ab run configs/runs/ab/graph-off.yaml configs/runs/ab/graph-on.yaml --set engine.device=cuda "${runs[@]}"
 step triton-tests 90 "$python" -m pytest -q -m card -p no:cacheprovider -x tests/triton_kernels/numerics
-cat "$folder/summary.txt"
-exit "$failed"
+finish

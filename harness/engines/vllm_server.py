@@ -15,15 +15,17 @@ from typing import Any
 
 from pydantic import JsonValue
 
+from harness.backends.launch import GPU_KINDS
 from harness.client.connection import Exchange
 from harness.client.requests import Client
 from harness.engines.base import PairOpener, Rig
 from harness.engines.openai_server import OpenAIServer, ProbedDevice
 from harness.engines.vllm_setup import (
     Selections,
-    audit_arguments,
+    has_audit,
     model_folder,
     our_variables,
+    plugin_arguments,
     selections,
     selections_of_both,
 )
@@ -37,7 +39,7 @@ from harness.specs.engine import EngineReport
 from harness.specs.request import Chunk, Request
 from harness.specs.run import OpenAIEngine, RunConfig
 from harness.specs.vllm import VllmServerEngine
-from harness.vllm_plugin.audit import HASHES
+from harness.vllm_plugin.audit import COLLECT, HASHES
 from harness.vllm_plugin.settings import REPORT
 from harness.vllm_plugin.shared import read_reports
 from harness.vllm_plugin.variant import Variant
@@ -143,8 +145,8 @@ class VllmServerRig(Rig):
         started_s = time.monotonic()
         log_dir.mkdir(exist_ok=True)
         variables = self._variables(tables.variables(log_dir))
-        audit = audit_arguments(variables)
-        process = ServerProcess(self._command(port, name, audit), variables, log_dir / LOG)
+        plugin = plugin_arguments(variables, on_gpu=self.device.kind in GPU_KINDS)
+        process = ServerProcess(self._command(port, name, plugin), variables, log_dir / LOG)
         try:
             process.wait_until_ready(lambda: _is_ready(Client(asked)), self._engine.start_limit_s)
             if not process.owns_port(port):
@@ -155,10 +157,11 @@ class VllmServerRig(Rig):
                     "the server takes nothing from the selection",
                     "install llm-decode-harness for its Python, and give a table that lists this model's shapes",
                 )
-            limit_s = self._engine.start_limit_s if audit else None
+            limit_s = self._engine.start_limit_s if has_audit(variables) else None
+            collect = partial(_collect, Client(asked)) if plugin else None
             return [
                 VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s)
-                for variant in tables.variants(variables)
+                for variant in tables.variants(variables, collect)
             ]
         except BaseException:
             process.stop()
@@ -192,6 +195,12 @@ def command_line(arguments: dict[str, JsonValue]) -> list[str]:
         elif value is not None:
             words += [f"--{option}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words
+
+
+def _collect(client: Client) -> None:
+    """A server that is gone has left what it collected last, on a CPU all."""
+    with suppress(RequestFailed):
+        client.ask("/collective_rpc", {"method": COLLECT}, True)
 
 
 def _is_ready(client: Client) -> bool:

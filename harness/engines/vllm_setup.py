@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,9 +35,9 @@ class Selections:
         selected = {SELECTION: os.pathsep.join(self.tables)} if self.tables else {}
         return selected | {REPORT: str(log_dir.resolve() / "plugin")}
 
-    def variants(self, variables: Mapping[str, str]) -> list[Variant]:
-        """One for each engine. variables: of vLLM's processes."""
-        return [Variant(Path(variables[REPORT]), place, len(self.tables)) for place in self.places]
+    def variants(self, variables: Mapping[str, str], collect: Callable[[], object] | None) -> list[Variant]:
+        """One for each engine. variables: of vLLM's processes. collect: Variant's."""
+        return [Variant(Path(variables[REPORT]), collect, place, len(self.tables)) for place in self.places]
 
 
 def selections(options: VllmOptions) -> Selections:
@@ -63,10 +63,21 @@ def _tables(options: VllmOptions) -> tuple[str, ...]:
     return () if options.selection is None else tuple(filter(None, options.selection.split(os.pathsep)))
 
 
-def audit_arguments(variables: Mapping[str, str]) -> dict[str, JsonValue]:
-    """EngineArgs that let workers tell their parameters' hashes; none outside a contest with a selection."""
+def has_audit(variables: Mapping[str, str]) -> bool:
+    """Whether workers can tell their parameters' hashes: in a contest with a selection."""
     settings = read_settings(variables)
-    return {"worker_extension_cls": WORKER} if settings is not None and settings.contest else {}
+    return settings is not None and settings.contest
+
+
+def plugin_arguments(variables: Mapping[str, str], on_gpu: bool) -> dict[str, JsonValue]:
+    """EngineArgs that a selection takes: workers that can be asked, and on a GPU the attention that is ours; none
+    without a selection."""
+    settings = read_settings(variables)
+    if settings is None:
+        return {}
+    attends = any(entry.op == "attention" for table in settings.load() for entry in table.entries)
+    custom: dict[str, JsonValue] = {"attention_backend": "CUSTOM"} if on_gpu and attends else {}
+    return {"worker_extension_cls": WORKER} | custom
 
 
 def model_folder(model: ResolvedModel, options: VllmOptions) -> tuple[Path, TemporaryDirectory[str] | None]:

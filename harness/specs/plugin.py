@@ -46,3 +46,5 @@ class PluginReport(Frozen):
     kept_bytes: NonNegativeInt
     """Memory beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts."""
     paths: tuple[PluginPath, ...]
+    is_switchable: bool = True
+    """False: captured graphs keep the variant that was active when they were captured."""

@@ -69,7 +69,7 @@ class VllmOptions(Frozen):
     seed: NonNegativeInt = 0
     selection: Annotated[str, Field(min_length=1)] | None = None
     """A table of winners that `harness ab ... --save` wrote, for vLLM's layers; several with `:` between are
-    variants, of which the first is taken. On a CPU alone. Of as many workers as tensor_parallel (`--tensor-parallel`).
+    variants, of which the first is taken. Of as many workers as tensor_parallel (`--tensor-parallel`).
     HARNESS_SELECTION_FORCE=1 in `environment` takes a table of another number, device or software."""
     extra_args: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JsonValue] = {}
     """Further arguments, as vLLM's EngineArgs names them. Not those that a field above sets, and none that changes what

@@ -122,7 +122,7 @@ class Attentions:
     def count(self, layer: AttentionLayer, requests: Sequence[Request]) -> None:
         """What vLLM's own path is about to do."""
         for request in requests:
-            self._paths.counts[self._path(layer, request)[0]] += 1
+            self._paths.counts.add(self._path(layer, request)[0])
 
     def attend(
         self, layer: AttentionLayer, requests: Sequence[Request], q: Tensor, kv_cache: Tensor, out: Tensor
@@ -133,7 +133,7 @@ class Attentions:
             place, attend = self._path(layer, request)
             if attend is None:
                 raise UnavailableError("the variant was switched within a step", "switch it between requests")
-            self._paths.counts[place] += 1
+            self._paths.counts.add(place)
             attend(q[request.rows], BlockCache(keys, values, request.table), request.filled, out[request.rows])
 
     def _path(self, layer: AttentionLayer, request: Request) -> tuple[int, Attend | None]:

@@ -1,4 +1,5 @@
-"""Proof that weights stay as they were loaded: hashes of their bytes, before vLLM touches them and at any time."""
+"""What workers are asked between requests: the counters that lie on their cards, and proof that weights stay as they
+were loaded, by hashes of their bytes, before vLLM touches them and at any time."""
 
 from __future__ import annotations
 
@@ -12,13 +13,19 @@ from harness.errors import MeasurementError
 if TYPE_CHECKING:
     from torch import Tensor
 
-WORKER = "harness.vllm_plugin.audit.AuditedWorker"
-HASHES = "harness_parameter_hashes"
-"""The worker's method, for vLLM's collective_rpc."""
+WORKER = "harness.vllm_plugin.audit.AskedWorker"
+HASHES, COLLECT = "harness_parameter_hashes", "harness_collect_counts"
+"""The worker's methods, for vLLM's collective_rpc."""
 
 
-class AuditedWorker:
+class AskedWorker:
     """Mixed into vLLM's workers (`worker_extension_cls`), each of which answers for its process, between requests."""
+
+    def harness_collect_counts(self) -> None:
+        """`Counts.collect`."""
+        session = vllm_plugin.open_session()
+        if session is not None:
+            session.paths.counts.collect()
 
     def harness_parameter_hashes(self) -> dict[str, tuple[str, str]]:
         """`Linears.hashes`; nothing outside contests."""

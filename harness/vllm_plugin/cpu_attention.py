@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
-from vllm.config import get_current_vllm_config
-from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentionBackendImpl
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
-from harness.specs.problem import AttentionProblem
-from harness.specs.tensor import CONFIG_DTYPES
+from harness.vllm_plugin.attention_problem import decode_problem, is_plain, prompt_problem
 from harness.vllm_plugin.attentions import AttentionLayer, Request
 from harness.vllm_plugin.layers import model_session
 
@@ -39,9 +34,9 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self._session, self._problems = model_session(), _problems(self)
+        self._session, self._problems = model_session(), (decode_problem(self), prompt_problem(self))
         self._is_listed = (
-            self._session is not None and _is_plain(self) and self._session.attentions.lists(self._problems[0])
+            self._session is not None and is_plain(self) and self._session.attentions.lists(self._problems[0])
         )
         self._layer: AttentionLayer | None = None
 
@@ -77,32 +72,6 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
         if self._is_listed and self._layer is None and self._session is not None:
             self._layer = self._session.attentions.add(layer.layer_name, *self._problems)
         return self._layer
-
-
-def _problems(impl: Any) -> tuple[AttentionProblem, AttentionProblem]:
-    """(a decode step's, the longest prompt chunk's)"""
-    config = get_current_vllm_config()
-    longest = config.model_config.max_model_len
-    chunk = min(longest, config.scheduler_config.max_num_batched_tokens)
-    decode = AttentionProblem(
-        m=1, num_heads=impl.num_heads, num_kv_heads=impl.num_kv_heads, head_dim=impl.head_size, max_context=longest,
-        dtype=CONFIG_DTYPES[str(torch.get_default_dtype()).removeprefix("torch.")],
-    )  # fmt: skip
-    return decode, decode.model_copy(update={"m": max(chunk, 2)})
-
-
-def _is_plain(impl: Any) -> bool:
-    """Causal attention over all of a request's own cache, and nothing else: what our backends do."""
-    return (
-        impl.attn_type == AttentionType.DECODER
-        and impl.alibi_slopes is None
-        and impl.sliding_window == -1
-        and not impl.logits_soft_cap
-        and impl.sinks is None
-        and impl.kv_sharing_target_layer_name is None
-        and not impl.is_fp8_kv_cache
-        and math.isclose(impl.scale, impl.head_size**-0.5, rel_tol=1e-6)
-    )
 
 
 def _requests(metadata: Any) -> list[Request]:

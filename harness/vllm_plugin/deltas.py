@@ -45,7 +45,7 @@ class Deltas:
         stock: the same call by vLLM itself."""
         key = self._paths.variant, PROMPT if tokens is None else len(tokens.slots)
         path = delta.paths.get(key) or self._add_path(delta, key, tokens)
-        self._paths.counts[path[0]] += 1
+        self._paths.counts.add(path[0])
         if tokens is None or path[1] is None:
             stock()
         else:

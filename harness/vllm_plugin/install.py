@@ -4,51 +4,72 @@ elsewhere."""
 import functools
 import importlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from harness.errors import UnavailableError
 from harness.specs.ab import Op
 from harness.vllm_plugin.settings import read_settings
 
 LAYERS = "vllm.model_executor.layers"
-NEEDED: dict[Op, dict[str, tuple[str, ...]]] = {
-    "linear": {
-        "vllm.config": ("get_current_vllm_config_or_none",),
-        "vllm.utils.torch_utils": ("direct_register_custom_op",),
+
+
+class Replacement(NamedTuple):
+    """Of vLLM's layers of one operation on one kind of device."""
+
+    module: str
+    """Has a `replace_layers`."""
+    needed: dict[str, tuple[str, ...]]
+    """Names of vLLM that it uses, by module: 0.32's, none of them promised to stay."""
+
+
+_LINEAR = {
+    "vllm.config": ("get_current_vllm_config_or_none",),
+    "vllm.utils.torch_utils": ("direct_register_custom_op",),
+    f"{LAYERS}.linear": (
+        "UnquantizedLinearMethod.process_weights_after_loading", "UnquantizedLinearMethod.apply",
+        "ReplicatedLinear.register_oot", "ColumnParallelLinear.register_oot",
+        "MergedColumnParallelLinear.register_oot", "QKVParallelLinear.register_oot",
+        "RowParallelLinear.register_oot",
+    ),
+    f"{LAYERS}.vocab_parallel_embedding": (
+        "UnquantizedEmbeddingMethod.process_weights_after_loading", "UnquantizedEmbeddingMethod.apply",
+        "ParallelLMHead.register_oot", "VocabParallelEmbedding.register_oot",
+    ),
+}  # fmt: skip
+_ATTENTION = {
+    "vllm.config": ("get_current_vllm_config",),
+    "vllm.v1.attention.backend": ("AttentionType.DECODER",),
+}
+ON_CPU: dict[Op, Replacement] = {
+    "linear": Replacement("harness.vllm_plugin.layers", _LINEAR | {
         f"{LAYERS}.utils": ("dispatch_cpu_unquantized_gemm",),  # makes layer.cpu_linear
-        f"{LAYERS}.linear": (
-            "UnquantizedLinearMethod.process_weights_after_loading", "UnquantizedLinearMethod.apply",
-            "ReplicatedLinear.register_oot", "ColumnParallelLinear.register_oot",
-            "MergedColumnParallelLinear.register_oot", "QKVParallelLinear.register_oot",
-            "RowParallelLinear.register_oot",
-        ),
-        f"{LAYERS}.vocab_parallel_embedding": (
-            "UnquantizedEmbeddingMethod.process_weights_after_loading", "UnquantizedEmbeddingMethod.apply",
-            "ParallelLMHead.register_oot", "VocabParallelEmbedding.register_oot",
-        ),
-    },
-    "attention": {
-        "vllm.config": ("get_current_vllm_config",),
-        "vllm.v1.attention.backend": ("AttentionType.DECODER",),
+    }),
+    "attention": Replacement("harness.vllm_plugin.cpu_attention", _ATTENTION | {
         "vllm.v1.attention.selector": ("_cached_get_attn_backend.cache_clear",),
         "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CPU_ATTN"),
         "vllm.v1.attention.backends.cpu_attn": (
             "CPUAttentionBackend.get_impl_cls", "CPUAttentionBackendImpl.forward",
             "CPUAttentionBackendImpl.do_kv_cache_update",
         ),
-    },
-    "linear-attention": {
+    }),
+    "linear-attention": Replacement("harness.vllm_plugin.delta_layers", {
         "vllm.forward_context": ("get_forward_context",),
         "vllm.utils.torch_utils": ("_resolve_layer_name",),
         f"{LAYERS}.mamba.mamba_utils": ("is_conv_state_dim_first",),
         f"{LAYERS}.mamba.ops.cpu.gdn_attention": ("cpu_gdn_attention_core", "register_cpu_gdn_attention_ops"),
-    },
+    }),
 }  # fmt: skip
-"""What the plugin uses of vLLM, by operation and module: 0.32's names, none of them promised to stay."""
-REPLACING: dict[Op, str] = {
-    "linear": "harness.vllm_plugin.layers", "attention": "harness.vllm_plugin.cpu_attention",
-    "linear-attention": "harness.vllm_plugin.delta_layers",
+ON_GPU: dict[Op, Replacement] = {
+    "linear": Replacement("harness.vllm_plugin.layers", _LINEAR),
+    "attention": Replacement("harness.vllm_plugin.gpu_attention", _ATTENTION | {
+        "vllm.platforms": ("current_platform.is_cuda",),
+        "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CUSTOM"),
+        "vllm.v1.attention.backends.flash_attn": ("FlashAttentionBackend.get_impl_cls", "FlashAttentionImpl.forward"),
+        "vllm.v1.attention.backends.triton_attn": (
+            "TritonAttentionBackend.get_impl_cls", "TritonAttentionImpl.forward",
+        ),
+    }),
 }  # fmt: skip
-"""Modules with a `replace_layers`."""
 
 
 def install() -> None:
@@ -57,10 +78,15 @@ def install() -> None:
     if settings is not None:
         tables = settings.load()  # a file that is no table stops the start here, before any weights are read
         listed = {entry.op for table in tables for entry in table.entries}
-        ops = [op for op in REPLACING if op == "linear" or op in listed]  # linears open the session
+        ops = [op for op in _replacements() if op == "linear" or op in listed]  # linears open the session
         check_names(ops)
         for op in ops:
-            _replace_layers(op)
+            _replace_layers(_replacements()[op].module)
+
+
+def _replacements() -> dict[Op, Replacement]:
+    """For the device that this vLLM is for."""
+    return ON_CPU if importlib.import_module("vllm.platforms").current_platform.device_type == "cpu" else ON_GPU
 
 
 def check_names(ops: Iterable[Op]) -> None:
@@ -75,7 +101,8 @@ def check_names(ops: Iterable[Op]) -> None:
 
 def missing(ops: Iterable[Op]) -> list[str]:
     """What these operations need and this vLLM does not have."""
-    needed = [(module, name) for op in ops for module, names in NEEDED[op].items() for name in names]
+    found = _replacements()
+    needed = [(module, name) for op in ops for module, names in found[op].needed.items() for name in names]
     return [f"{module}.{name}" for module, name in needed if not _has(module, name)]
 
 
@@ -90,5 +117,5 @@ def _has(module: str, name: str) -> bool:
 
 
 @functools.cache
-def _replace_layers(op: Op) -> None:
-    importlib.import_module(REPLACING[op]).replace_layers()
+def _replace_layers(module: str) -> None:
+    importlib.import_module(module).replace_layers()

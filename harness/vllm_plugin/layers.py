@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.linear import (
@@ -21,21 +20,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     VocabParallelEmbedding,
 )
 
-from harness.backends.base import Executor
 from harness.backends.weights import dtype_name
-from harness.devices.cpu import detect_cpu
-from harness.errors import UnavailableError
-from harness.openmp_pool import OpenMpPool
 from harness.selection import software_versions
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.vllm_plugin import op
 from harness.vllm_plugin.audit import tensor_hash
 from harness.vllm_plugin.linear import Linear
+from harness.vllm_plugin.machine import open_machine
 from harness.vllm_plugin.session import Session
 from harness.vllm_plugin.settings import Settings, read_settings
-
-if TYPE_CHECKING:
-    from harness.cpu_pool import CpuPool
 
 LAYERS = (
     ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear,
@@ -95,18 +88,17 @@ def model_session() -> Session | None:
 
 
 def _opened(settings: Settings, config: Any) -> Session:
-    kind = config.device_config.device_type
-    if kind != "cpu":
-        raise UnavailableError(f"the plugin works on a CPU in this version, not on {kind}", "unset HARNESS_SELECTION")
-    device, tables = detect_cpu(), settings.load()
+    tables, machine = settings.load(), open_machine(config.device_config.device_type, settings.report)
+    device = machine.executor.device
     dtype = CONFIG_DTYPES[str(config.model_config.dtype).removeprefix("torch.")]
     notes = settings.check(tables, device, dtype, config.parallel_config.tensor_parallel_size)
     # vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it.
     key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
     config.additional_config["llm-decode-harness"] = key
-    pool = cast("CpuPool", OpenMpPool(torch.get_num_threads()))  # backends use its handle and num_threads alone
-    keeps_prefixes = bool(config.cache_config.enable_prefix_caching)
-    return Session(settings, tables, Executor(device, pool), notes, keeps_prefixes)
+    return Session(
+        settings, tables, machine, notes, keeps_prefixes=bool(config.cache_config.enable_prefix_caching),
+        captures=device.kind != "cpu" and config.compilation_config.cudagraph_mode.name != "NONE",
+    )  # fmt: skip
 
 
 class _Selected:
@@ -123,7 +115,7 @@ class _Selected:
         hashes = (
             {name: tensor_hash(tensor) for name, tensor in tensors.items()} if self._session.settings.contest else {}
         )
-        if self._session.settings.contest:
+        if self._session.settings.contest and weight.device.type == "cpu":  # on a GPU vLLM packs nothing
             layer.cpu_linear = nn.functional.linear
         else:
             self._stock.process_weights_after_loading(layer)
@@ -162,7 +154,7 @@ _METHODS = {UnquantizedLinearMethod: SelectedLinearMethod, UnquantizedEmbeddingM
 
 def _is_packed(layer: Any) -> bool:
     """vLLM keeps a packed copy in the closure that multiplies with it; a product with the weight itself has none."""
-    return getattr(layer.cpu_linear, "__closure__", None) is not None
+    return getattr(getattr(layer, "cpu_linear", None), "__closure__", None) is not None
 
 
 def _bias(layer: Any) -> Tensor | None:

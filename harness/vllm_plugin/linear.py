@@ -4,20 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from harness.backends.base import LinearBackend
-from harness.backends.launch import KernelLaunch
+from harness.backends.base import Launch, LinearBackend
 from harness.backends.weights import dtype_name
 from harness.errors import UnavailableError
 from harness.specs.problem import LinearProblem
+from harness.vllm_plugin.streams import mover
 
 Product = Callable[[Tensor, "Tensor | None"], Tensor]
 """(x [..., k], bias as vLLM passes it) -> [..., n]."""
 Key = tuple[int, int, bool]
 """Variant, rows (one more than the largest stands for all above it), whether vLLM passes no bias."""
+
+
+class LinearPath(NamedTuple):
+    """How one variant multiplies so many rows."""
+
+    place: int
+    """Of its counter."""
+    run: Product
+    counts_itself: bool
+    """Its kernel does, on the card."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,7 @@ class Linear:
     """Rows of x that a table lists at most."""
     hashes: Mapping[str, str]
     """Before vLLM processed them; none outside contests."""
-    paths: dict[Key, tuple[int, Product]] = field(default_factory=dict)
-    """(counter, product)"""
+    paths: dict[Key, LinearPath] = field(default_factory=dict)
 
     @property
     def k(self) -> int:
@@ -50,12 +59,16 @@ class Linear:
         return LinearProblem(m=m, n=self.n, k=self.k, dtype=dtype_name(self.weight), bias=self.bias is not None)
 
 
-def bound_product(backend: LinearBackend, packed: Any, linear: Linear, m: int) -> Product:
-    """A backend's product into a new tensor, which lies elsewhere at each call, as x does."""
+def bound_product(backend: LinearBackend, packed: Any, linear: Linear, m: int, calls: Tensor | None) -> Product:
+    """A backend's product into a new tensor, which lies elsewhere at each call, as x does. calls: what its kernel adds
+    one to at each launch."""
     (rows, k), n = linear.weight.shape, linear.n
+
+    def bind(x: Tensor, out: Tensor) -> Launch:
+        return backend.bind(x, packed, out) if calls is None else backend.bind_counted(x, packed, out, calls)
+
     x, out = linear.weight.new_empty((m, k)), linear.weight.new_empty((m, rows))[:, :n]
-    launch = backend.bind(x, packed, out)
-    move = launch.mover(x, out) if isinstance(launch, KernelLaunch) else None
+    move = mover(bind(x, out), x, out)
 
     def run(x: Tensor, _: Tensor | None) -> Tensor:
         if x.dtype is not linear.weight.dtype:
@@ -65,9 +78,9 @@ def bound_product(backend: LinearBackend, packed: Any, linear: Linear, m: int) -
         if n < rows:
             whole[:, n:] = 0
         if move is None:
-            backend.bind(flat, packed, whole[:, :n])()
+            bind(flat, whole[:, :n])()
         else:
-            move(flat.data_ptr(), whole.data_ptr())
+            move(flat, whole)
         return whole if flat is x else whole.view(*x.shape[:-1], rows)
 
     return run

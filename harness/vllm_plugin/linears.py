@@ -10,8 +10,9 @@ from torch import Tensor
 from harness.errors import UnavailableError
 from harness.specs.plugin import STOCK, PluginPath
 from harness.specs.problem import LinearProblem
+from harness.specs.selection import SelectionEntry
 from harness.vllm_plugin.audit import tensor_hash
-from harness.vllm_plugin.linear import Key, Linear, Product, bound_product
+from harness.vllm_plugin.linear import Key, Linear, LinearPath, bound_product
 from harness.vllm_plugin.paths import Paths
 
 SHARED = "another layer has the same weight, and multiplies by it"
@@ -42,8 +43,8 @@ class Linears:
         if before is None:
             self.kept_bytes += linear.kept_bytes
         else:
-            for place, _ in before.paths.values():
-                self._paths.retire(place, SHARED)
+            for path in before.paths.values():
+                self._paths.retire(path.place, SHARED)
         self._by_address[linear.weight.data_ptr()] = linear
         for variant, table in enumerate(self._paths.tables):
             for entry in table.entries:
@@ -64,30 +65,37 @@ class Linears:
         if path is None:
             path = self._add_path(layer, key)
             self._write()
-        self._paths.counts[path[0]] += 1
-        return path[1](x, bias)
+        if not path.counts_itself:
+            self._paths.counts.add(path.place)
+        return path.run(x, bias)
 
-    def _add_path(self, linear: Linear, key: Key) -> tuple[int, Product]:
-        row, product = self._path(linear, key)
-        linear.paths[key] = self._paths.add(row), product
-        return linear.paths[key]
+    def _add_path(self, linear: Linear, key: Key) -> LinearPath:
+        chosen = self._chosen(linear, key)
+        if chosen is None or isinstance(chosen, str):
+            path = LinearPath(self._paths.add(_stock_row(linear, key, chosen)), linear.stock, False)
+        else:
+            path = self._bound(linear, key, *chosen)
+        linear.paths[key] = path
+        return path
 
-    def _path(self, linear: Linear, key: Key) -> tuple[PluginPath, Product]:
+    def _chosen(self, linear: Linear, key: Key) -> tuple[SelectionEntry, Any] | str | None:
+        """As Paths.chosen."""
         variant, m, no_bias = key
-        problem = linear.problem(m)
-        chosen = self._paths.chosen("linear", variant, problem)
+        chosen = self._paths.chosen("linear", variant, linear.problem(m))
         if chosen is None or m > linear.largest:
-            return _stock_row(linear, key, None), linear.stock
-        if isinstance(chosen, str) or no_bias != (linear.bias is None):
-            return _stock_row(linear, key, chosen if isinstance(chosen, str) else UNEXPECTED_BIAS), linear.stock
-        entry, backend = chosen
-        packed = self._prepared(backend, linear, problem)
-        row = PluginPath(
+            return None
+        return chosen if isinstance(chosen, str) or no_bias == (linear.bias is None) else UNEXPECTED_BIAS
+
+    def _bound(self, linear: Linear, key: Key, entry: SelectionEntry, backend: Any) -> LinearPath:
+        variant, m, _ = key
+        packed = self._prepared(backend, linear, linear.problem(m))
+        place = self._paths.add(PluginPath(
             op="linear", layer=linear.name, role=entry.role, variant=variant, m=m, shape=f"{m}x{linear.n}x{linear.k}",
             backend=entry.backend, parameters=entry.parameters, contest_legal=backend.contest_legal,
             read_bytes=backend.read_bytes(packed, m),
-        )  # fmt: skip
-        return row, bound_product(backend, packed, linear, m)
+        ))  # fmt: skip
+        calls = self._paths.counts.on_card(place) if backend.counts_calls else None
+        return LinearPath(place, bound_product(backend, packed, linear, m, calls), calls is not None)
 
     def _prepared(self, backend: Any, linear: Linear, problem: LinearProblem) -> Any:
         key = linear.weight.data_ptr(), id(backend)

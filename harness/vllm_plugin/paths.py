@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.backends.base import Executor
 from harness.backends.registry import REGISTRIES
 from harness.errors import ConfigError, UnavailableError
 from harness.specs.ab import Op
 from harness.specs.plugin import PluginPath
 from harness.specs.selection import Problem, SelectionEntry, SelectionTable
 from harness.vllm_plugin.settings import CONTEST, Settings
-from harness.vllm_plugin.shared import MAX_PATHS, OFF, active_file, new_counters, shared_integers
+from harness.vllm_plugin.shared import MAX_PATHS, OFF, active_file, shared_integers
+
+if TYPE_CHECKING:
+    from harness.vllm_plugin.machine import Machine
 
 
 class Paths:
-    """One a layer, variant and number of rows; the op adds one to `counts` at a path's place when it takes it."""
+    """One a layer, variant and number of rows; whoever takes it adds one to `counts` at its place."""
 
-    def __init__(self, settings: Settings, tables: tuple[SelectionTable, ...], executor: Executor) -> None:
+    def __init__(self, settings: Settings, tables: tuple[SelectionTable, ...], machine: Machine) -> None:
         """ConfigError in a contest for a table with a backend that keeps weights in a layout of its own."""
-        self.tables, self._executor = tables, executor
+        self.tables, self._executor, self.counts = tables, machine.executor, machine.counts
         if settings.contest:
             self._check_legal()
         self._active = shared_integers(active_file(settings.report) if settings.report else None, 1)
-        self.counts = new_counters(settings.report, os.getpid())
         self._rows: list[PluginPath] = []
         self._backends: dict[tuple[Any, ...], Any] = {}
 
@@ -71,10 +71,16 @@ class Paths:
         self._rows.append(row)
         return len(self._rows) - 1
 
+    def ops(self) -> set[Op]:
+        """That have a path."""
+        return {row.op for row in self._rows}
+
     def retire(self, place: int, reason: str) -> None:
         """Nothing will come this way."""
         self._rows[place] = self._rows[place].model_copy(update={"reason": reason})
 
     def rows(self) -> tuple[PluginPath, ...]:
-        """With the counts of now."""
-        return tuple(row.model_copy(update={"num_calls": self.counts[place]}) for place, row in enumerate(self._rows))
+        """With the counts of now, or on a card of `counts.collect`."""
+        return tuple(
+            row.model_copy(update={"num_calls": self.counts.of(place)}) for place, row in enumerate(self._rows)
+        )

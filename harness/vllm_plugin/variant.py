@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from harness.errors import ConfigError
 from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginReport
 from harness.vllm_plugin.audit import unchanged
@@ -15,24 +16,37 @@ from harness.vllm_plugin.shared import read_reports, switch
 class Variant:
     """What one engine's requests take. Several engines may share a vLLM, each with a variant of its own."""
 
-    def __init__(self, folder: Path, place: int | None = None, num_tables: int = 1) -> None:
+    def __init__(
+        self, folder: Path, collect: Callable[[], object] | None = None, place: int | None = None, num_tables: int = 1
+    ) -> None:
         """Of a vLLM that is ready: what it ran to get there (warm-up, capture) counts for nobody.
 
-        folder: the plugin's (HARNESS_PLUGIN_REPORT). place: in HARNESS_SELECTION, or -1 for vLLM alone; None: it stays
-        at the first, and all that was counted is this engine's.
+        folder: the plugin's (HARNESS_PLUGIN_REPORT). collect: has every worker write there what its card counted;
+        None: there are none. place: in HARNESS_SELECTION, or -1 for vLLM alone; None: it stays at the first, and all
+        that was counted is this engine's. ConfigError where graphs keep the variant that they were captured with.
         """
-        self._folder, self._place, self._num_tables = folder, place, num_tables
-        self._at_start = {report.pid: report for report in read_reports(folder)}
+        self._folder, self._collect, self._place, self._num_tables = folder, collect, place, num_tables
+        self._at_start = {report.pid: report for report in self._reports()}
         self._parameters: dict[str, str] = {}
+        if place is not None and not all(report.is_switchable for report in self._at_start.values()):
+            raise ConfigError(
+                "captured graphs keep the selection that was active when they were captured",
+                "compare with engine.graph: compiled (or eager) in both, or run `harness bench` once with each",
+            )
 
     def take(self) -> None:
         """Between requests: the next one runs on it."""
         if self._place is not None:
             switch(self._folder, self._place, self._num_tables)
 
+    def _reports(self) -> list[PluginReport]:
+        if self._collect is not None:
+            self._collect()
+        return read_reports(self._folder)
+
     def reports(self) -> list[PluginReport]:
         """Of every process with layers of ours, this variant's part of each."""
-        reports = [counted_since(self._at_start.get(now.pid), now) for now in read_reports(self._folder)]
+        reports = [counted_since(self._at_start.get(now.pid), now) for now in self._reports()]
         return reports if self._place is None else of_variant(reports, self._place)
 
     def audit(self, workers: Iterable[Mapping[str, Sequence[str]]]) -> None:

@@ -16,6 +16,8 @@ from harness.specs.problem import AttentionProblem  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
 from harness.vllm_plugin.attention import OnBlocks, OnGathered, PlaceWriter, keys_and_values  # noqa: E402
 from harness.vllm_plugin.attentions import NO_PROMPT, AttentionLayer, Request  # noqa: E402
+from harness.vllm_plugin.counts import OpCounts  # noqa: E402
+from harness.vllm_plugin.machine import Machine  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
 from harness.vllm_plugin.settings import Settings  # noqa: E402
 
@@ -109,7 +111,7 @@ def table(decode: str, prompt: str | None = "torch-sdpa", dtype: str = "F32") ->
 
 def opened(*tables: SelectionTable, keeps_prefixes: bool = False, dtype: str = "F32") -> tuple[Session, AttentionLayer]:
     files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(tables))
-    session = Session(Settings(files), tables, Executor(CPU), keeps_prefixes=keeps_prefixes)
+    session = Session(Settings(files), tables, Machine(Executor(CPU), OpCounts(None)), keeps_prefixes=keeps_prefixes)
     problems = (problem.model_copy(update={"dtype": dtype}) for problem in (DECODE, PROMPT))
     return session, session.attentions.add("model.layers.0.self_attn.attn", *problems)
 

@@ -14,7 +14,9 @@ from harness.errors import UnavailableError  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.problem import DeltaProblem  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
+from harness.vllm_plugin.counts import OpCounts  # noqa: E402
 from harness.vllm_plugin.delta import Delta, Tokens  # noqa: E402
+from harness.vllm_plugin.machine import Machine  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
 from harness.vllm_plugin.settings import Settings  # noqa: E402
 from harness.vllm_plugin.shared import read_reports, switch  # noqa: E402
@@ -39,7 +41,7 @@ def table(backend: str, problem: DeltaProblem = STEP) -> SelectionTable:
 
 def opened(*tables: SelectionTable, **settings: Any) -> Session:
     files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(tables))
-    return Session(Settings(files, **settings), tables, Executor(CPU))
+    return Session(Settings(files, **settings), tables, Machine(Executor(CPU), OpCounts(settings.get("report"))))
 
 
 def normal(*shape: int) -> Any:

@@ -14,8 +14,10 @@ from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.problem import LinearProblem  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
 from harness.vllm_plugin.audit import tensor_hash  # noqa: E402
+from harness.vllm_plugin.counts import OpCounts  # noqa: E402
 from harness.vllm_plugin.linear import Linear  # noqa: E402
 from harness.vllm_plugin.linears import SHARED  # noqa: E402
+from harness.vllm_plugin.machine import Machine  # noqa: E402
 from harness.vllm_plugin.report import counted_steps  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
 from harness.vllm_plugin.settings import Settings  # noqa: E402
@@ -42,7 +44,7 @@ def table(*rows: tuple[str, int], bias: bool = False) -> SelectionTable:
 
 def opened(*tables: SelectionTable, **settings: Any) -> Session:
     files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(tables))
-    return Session(Settings(files, **settings), tables, Executor(CPU))
+    return Session(Settings(files, **settings), tables, Machine(Executor(CPU), OpCounts(settings.get("report"))))
 
 
 def layer(session: Session, bias: bool = False, padding: int = 0) -> Linear:

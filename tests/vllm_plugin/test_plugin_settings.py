@@ -15,7 +15,7 @@ import harness.vllm_plugin
 from harness.errors import ConfigError, UnavailableError
 from harness.selection import save_entries
 from harness.specs.device import DeviceInfo
-from harness.specs.problem import DeltaProblem, LinearProblem
+from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 from harness.specs.selection import Evidence, SelectionEntry
 from harness.vllm_plugin import install
 from harness.vllm_plugin.settings import Settings, read_settings
@@ -33,6 +33,13 @@ DELTA_ENTRY = ENTRY.model_copy(
         ),
     }
 )  # fmt: skip
+ATTENTION_ENTRY = ENTRY.model_copy(
+    update={
+        "op": "attention", "backend": "gpu-decode",
+        "problem": AttentionProblem(m=1, num_heads=2, num_kv_heads=1, head_dim=64, max_context=9, dtype="BF16"),
+    }
+)  # fmt: skip
+REPLACEMENTS = (*install.ON_CPU.values(), *install.ON_GPU.values())
 
 
 @pytest.fixture
@@ -95,7 +102,7 @@ def test_registering_twice_replaces_once(table: Path, vllm_names: SimpleNamespac
     vllm_names.environment("HARNESS_SELECTION", str(table))
     harness.vllm_plugin.register()
     harness.vllm_plugin.register()
-    assert vllm_names.replaced == ["linear"]
+    assert vllm_names.replaced == ["layers"]
 
 
 def test_what_no_table_lists_is_not_asked_for(tmp_path: Path, table: Path, vllm_names: SimpleNamespace) -> None:
@@ -108,14 +115,27 @@ def test_what_no_table_lists_is_not_asked_for(tmp_path: Path, table: Path, vllm_
     vllm_names.environment("HARNESS_SELECTION", f"{table}:{tmp_path / 'd.yaml'}")
     with pytest.raises(UnavailableError, match=rf"lacks {module}.cpu_gdn_attention_core \(the plugin was made"):
         harness.vllm_plugin.register()
-    assert vllm_names.replaced == ["linear"]
+    assert vllm_names.replaced == ["layers"]
     sys.modules[module].cpu_gdn_attention_core = None  # type: ignore[attr-defined]
     harness.vllm_plugin.register()
-    assert vllm_names.replaced == ["linear", "linear-attention"]
+    assert vllm_names.replaced == ["layers", "delta_layers"]
+
+
+def test_a_gpu_has_replacements_of_its_own(tmp_path: Path, table: Path, vllm_names: SimpleNamespace) -> None:
+    """And none for the gated delta rule, which stays vLLM's there."""
+    save_entries(tmp_path / "d.yaml", [DELTA_ENTRY, ATTENTION_ENTRY], "m", "BF16", DEVICE)
+    vllm_names.environment("HARNESS_SELECTION", f"{table}:{tmp_path / 'd.yaml'}")
+    vllm_names.device("cuda")
+    vllm_names.remove_module("vllm.v1.attention.backends.cpu_attn")
+    harness.vllm_plugin.register()
+    assert vllm_names.replaced == ["layers", "gpu_attention"]
+    vllm_names.device("cpu")
+    with pytest.raises(UnavailableError, match=r"lacks vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"):
+        harness.vllm_plugin.register()
 
 
 def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespace) -> None:
-    install.check_names(install.NEEDED)
+    install.check_names(install.ON_CPU)
     vllm_names.environment("HARNESS_SELECTION", str(table))
     linear = f"{install.LAYERS}.linear"
     vllm_names.remove(linear, "RowParallelLinear")
@@ -140,7 +160,7 @@ def test_every_name_that_is_imported_is_checked() -> None:
         for alias in node.names
     }
     assert len(imported) > 5
-    needed = [item for of_op in install.NEEDED.values() for item in of_op.items()]
+    needed = [item for one in REPLACEMENTS for item in one.needed.items()]
     assert imported <= {(module, name.partition(".")[0]) for module, names in needed for name in names}
 
 
@@ -149,7 +169,7 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A vLLM of nothing but the names that are needed, and what replaced its layers."""
     replaced: list[str] = []
     stand_ins: dict[str, ModuleType] = {}
-    for module, names in [item for of_op in install.NEEDED.values() for item in of_op.items()]:
+    for module, names in [item for one in REPLACEMENTS for item in one.needed.items()]:
         stand_in = stand_ins.setdefault(module, ModuleType(module))
         for name in names:
             first, _, second = name.partition(".")
@@ -158,10 +178,12 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             if second:
                 setattr(owner, second, None)
         monkeypatch.setitem(sys.modules, module, stand_in)
-    for op, name in install.REPLACING.items():
+    for name in {one.module for one in REPLACEMENTS}:
         layers = ModuleType(name)
-        layers.replace_layers = partial(replaced.append, op)  # type: ignore[attr-defined]
+        layers.replace_layers = partial(replaced.append, name.rpartition(".")[2])  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, layers)
+    platform = sys.modules["vllm.platforms"].current_platform
+    platform.device_type = "cpu"
     install._replace_layers.cache_clear()
 
     def remove_module(name: str) -> None:
@@ -169,6 +191,7 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     yield SimpleNamespace(
         replaced=replaced, environment=monkeypatch.setenv, remove_module=remove_module,
+        device=partial(setattr, platform, "device_type"),
         remove=lambda module, name: monkeypatch.delattr(sys.modules[module], name),
     )  # fmt: skip
     install._replace_layers.cache_clear()

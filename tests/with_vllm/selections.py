@@ -9,42 +9,50 @@ from harness.models import resolve_model
 from harness.plan.ranks import rank_spec
 from harness.selection import save_entries
 from harness.specs.ab import Op
+from harness.specs.device import DeviceInfo
+from harness.specs.problem import Parameters
 from harness.specs.selection import Evidence, Problem, SelectionEntry
 
 EVIDENCE = Evidence(run_id="r", outcome="winner", call_s=1e-3, baseline="torch")
 
 
-def entry(problem: Problem, backend: str, role: str = "qkv", op: Op = "linear") -> SelectionEntry:
-    legal = backend != "onednn"
-    return SelectionEntry(op=op, role=role, problem=problem, backend=backend, contest_legal=legal, evidence=EVIDENCE)
+def entry(
+    problem: Problem, backend: str, role: str = "qkv", op: Op = "linear", parameters: Parameters | None = None
+) -> SelectionEntry:
+    return SelectionEntry(
+        op=op, role=role, problem=problem, backend=backend, parameters=parameters or {},
+        contest_legal=backend != "onednn", evidence=EVIDENCE,
+    )  # fmt: skip
 
 
 def save_table(
-    path: Path, model: Path, backend: str, dtype: str = "BF16", rows: tuple[int, ...] = (1,), workers: int = 1
-) -> Path:
+    path: Path, model: Path, backend: str, dtype: str = "BF16", rows: tuple[int, ...] = (1,), workers: int = 1,
+    device: DeviceInfo | None = None, parameters: Parameters | None = None,
+) -> Path:  # fmt: skip
     """Every product of the model, or of a worker's share of it, by one backend."""
     entries = [
-        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role)
+        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, parameters=parameters)
         for case in linear_cases(resolve_model(str(model)).spec, rows, workers)
     ]
-    save_entries(path, entries, model.name, dtype, detect_cpu(), workers)
+    save_entries(path, entries, model.name, dtype, device or detect_cpu(), workers)
     return path
 
 
 def save_attention_table(
     path: Path, model: Path, decode: str = "cpu-decode", prefill: str | None = "torch-sdpa", dtype: str = "BF16",
-    workers: int = 1,
+    workers: int = 1, device: DeviceInfo | None = None, parameters: Parameters | None = None,
 ) -> Path:  # fmt: skip
-    """Attention of the model's heads, or of a worker's share of them, at one context, and no products."""
+    """Attention of the model's heads, or of a worker's share of them, at one context, and no products. parameters: the
+    decode backend's."""
     share = rank_spec(resolve_model(str(model)).spec, workers)
     entries = [
-        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, "attention").model_copy(
+        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, "attention", parameters).model_copy(
             update={"context": case.context}
         )
         for case in attention_cases(share, (128,), (1, 32))
         if (backend := decode if case.problem.m == 1 else prefill)
     ]  # fmt: skip
-    save_entries(path, entries, model.name, dtype, detect_cpu(), workers)
+    save_entries(path, entries, model.name, dtype, device or detect_cpu(), workers)
     return path
 
 

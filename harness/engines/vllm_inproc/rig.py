@@ -16,13 +16,21 @@ from harness.devices.cpu import physical_cores
 from harness.engines.base import Engine, PairOpener, Rig
 from harness.engines.text import load_tokenizer, longest_prompt
 from harness.engines.vllm_inproc.variables import Variables, bound_cores
-from harness.engines.vllm_setup import Selections, audit_arguments, model_folder, selections, selections_of_both
+from harness.engines.vllm_setup import (
+    Selections,
+    has_audit,
+    model_folder,
+    plugin_arguments,
+    selections,
+    selections_of_both,
+)
 from harness.errors import ConfigError, HarnessError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.specs.run import RunConfig
 from harness.specs.tensor import dtype_bytes
 from harness.specs.vllm import VllmEngine
+from harness.vllm_plugin.audit import COLLECT
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -84,16 +92,17 @@ class VllmRig(Rig):
             os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
         os.environ.update(tables.variables(log_dir) | self._engine.environment)
         vllm_plugin.register()  # vLLM does it for its first engine in a process alone
-        defaults, audit = self._defaults(longest), audit_arguments(os.environ)
+        defaults, plugin = self._defaults(longest), plugin_arguments(os.environ, on_gpu=self.device.kind != "cpu")
         allowed = os.sched_getaffinity(0)
-        llm = _start({"model": str(self._folder), **defaults, **audit, **self._arguments()})
+        llm = _start({"model": str(self._folder), **defaults, **plugin, **self._arguments()})
         os.sched_setaffinity(0, allowed)  # 0.18 leaves this thread on the first core, and so what it starts later
         load_s = time.perf_counter() - started
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
         notes = *synthetic, *self._notes
+        collect, audits = partial(llm.collective_rpc, COLLECT) if plugin else None, has_audit(os.environ)
         return [
-            VllmDecoding(llm, self._model, tokenizer, cores, load_s, variant, bool(audit), notes)
-            for variant in tables.variants(os.environ)
+            VllmDecoding(llm, self._model, tokenizer, cores, load_s, variant, audits, notes)
+            for variant in tables.variants(os.environ, collect)
         ]
 
     def _arguments(self) -> dict[str, Any]:

@@ -1,0 +1,52 @@
+"""What one of vLLM's attention layers asks, in our words."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionType
+
+from harness.specs.problem import AttentionProblem
+from harness.specs.tensor import CONFIG_DTYPES
+
+NO_WINDOW = (-1, (-1, -1))
+"""As CPU_ATTN keeps it, and as the others do."""
+
+
+def decode_problem(impl: Any) -> AttentionProblem:
+    """A decode step's, at the longest context that a request may come to."""
+    return AttentionProblem(
+        m=1, num_heads=impl.num_heads, num_kv_heads=impl.num_kv_heads, head_dim=impl.head_size,
+        max_context=get_current_vllm_config().model_config.max_model_len,
+        dtype=CONFIG_DTYPES[_dtype()],
+    )  # fmt: skip
+
+
+def prompt_problem(impl: Any) -> AttentionProblem:
+    """The longest prompt chunk's."""
+    decode = decode_problem(impl)
+    chunk = min(decode.max_context, get_current_vllm_config().scheduler_config.max_num_batched_tokens)
+    return decode.model_copy(update={"m": max(chunk, 2)})
+
+
+def is_plain(impl: Any) -> bool:
+    """Causal attention over all of a request's own cache in the model's type, and nothing else: what our backends
+    do."""
+    return (
+        impl.attn_type == AttentionType.DECODER
+        and impl.alibi_slopes is None
+        and impl.sliding_window in NO_WINDOW
+        and not impl.logits_soft_cap
+        and impl.sinks is None
+        and impl.kv_sharing_target_layer_name is None
+        and impl.kv_cache_dtype in ("auto", _dtype())
+        and math.isclose(impl.scale, impl.head_size**-0.5, rel_tol=1e-6)
+    )
+
+
+def _dtype() -> str:
+    """The model's, while vLLM makes its layers."""
+    return str(torch.get_default_dtype()).removeprefix("torch.")

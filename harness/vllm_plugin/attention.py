@@ -89,13 +89,16 @@ class OnGathered:
     def __call__(self, q: Tensor, cache: BlockCache, filled: int, out: Tensor) -> None:
         keys, values = gathered(cache.keys, cache.table, filled), gathered(cache.values, cache.table, filled)
         problem = self._problem.model_copy(update={"m": len(q), "max_context": keys.shape[1]})
-        self._backend.bind(q.contiguous(), keys, values, torch.tensor([filled]), out, problem)()
+        self._backend.bind(q.contiguous(), keys, values, torch.tensor([filled], device=q.device), out, problem)()
 
 
 def gathered(blocks: Tensor, table: Tensor, filled: int) -> Tensor:
-    """[num_kv_heads, places of whole blocks, head_dim]"""
+    """[num_kv_heads, places of whole blocks, head_dim], zeros behind the filled ones: a backend may give what lies
+    there no weight, and 0 x NaN is NaN."""
     needed = table[: -(-filled // blocks.shape[2])]
-    return blocks[needed.long()].transpose(0, 1).flatten(1, 2)
+    places = blocks[needed.long()].transpose(0, 1).flatten(1, 2)
+    places[:, filled:] = 0
+    return places
 
 
 class PlaceWriter:

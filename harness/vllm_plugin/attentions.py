@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -32,10 +33,22 @@ class Request(NamedTuple):
     """Places of its cache, those of these rows included."""
     table: Tensor
     """int32: its blocks."""
+    number: int = 0
+    """Among the step's."""
 
     @property
     def num_rows(self) -> int:
         return int(self.rows.stop - self.rows.start)
+
+
+def step_requests(metadata: Any) -> list[Request]:
+    """Those that have rows in a step, of vLLM's metadata; waits for a card whose tensors they are."""
+    begins, filled = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
+    return [
+        Request(slice(begin, end), filled[number], metadata.block_table[number], number)
+        for number, (begin, end) in enumerate(pairwise(begins))
+        if end > begin
+    ]
 
 
 @dataclass(frozen=True)

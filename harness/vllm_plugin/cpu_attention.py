@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
 from harness.vllm_plugin.attention_problem import decode_problem, is_plain, prompt_problem
-from harness.vllm_plugin.attentions import AttentionLayer, Request
+from harness.vllm_plugin.attentions import AttentionLayer, step_requests
 from harness.vllm_plugin.layers import model_session
 
 
@@ -47,7 +46,7 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
         """query and output [rows, num_heads, head_dim]"""
         ours = self._known(layer)
         if ours is not None and attn_metadata is not None and self._session is not None:
-            attentions, requests = self._session.attentions, _requests(attn_metadata)
+            attentions, requests = self._session.attentions, step_requests(attn_metadata)
             if attentions.is_ours(ours):
                 attentions.attend(ours, requests, query, kv_cache, output)
                 return output
@@ -72,14 +71,3 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
         if self._is_listed and self._layer is None and self._session is not None:
             self._layer = self._session.attentions.add(layer.layer_name, *self._problems)
         return self._layer
-
-
-def _requests(metadata: Any) -> list[Request]:
-    """Those of a step that have rows in it."""
-    begins, filled = metadata.query_start_loc.tolist(), metadata.seq_lens.tolist()
-    rows = [slice(begin, end) for begin, end in pairwise(begins)]
-    return [
-        Request(part, places, table)
-        for part, places, table in zip(rows, filled, metadata.block_table, strict=False)
-        if part.stop > part.start
-    ]

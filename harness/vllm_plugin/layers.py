@@ -95,9 +95,12 @@ def _opened(settings: Settings, config: Any) -> Session:
     # vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it.
     key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
     config.additional_config["llm-decode-harness"] = key
+    mode = config.compilation_config.cudagraph_mode
+    captures = device.kind != "cpu" and mode.name != "NONE"
+    captures_prompts = mode.mixed_mode().name == "FULL" or config.speculative_config is not None
     return Session(
         settings, tables, machine, notes, keeps_prefixes=bool(config.cache_config.enable_prefix_caching),
-        captures=device.kind != "cpu" and config.compilation_config.cudagraph_mode.name != "NONE",
+        captures=captures, captures_prompts=captures and captures_prompts,
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ import os
 from harness.specs.plugin import PluginReport
 from harness.specs.selection import SelectionTable
 from harness.vllm_plugin.attentions import Attentions
-from harness.vllm_plugin.decodes import Decodes
 from harness.vllm_plugin.deltas import Deltas
+from harness.vllm_plugin.gpu_attentions import GpuAttentions
 from harness.vllm_plugin.linears import Linears
 from harness.vllm_plugin.machine import Machine
 from harness.vllm_plugin.paths import Paths
@@ -21,16 +21,17 @@ class Session:
 
     def __init__(
         self, settings: Settings, tables: tuple[SelectionTable, ...], machine: Machine, notes: tuple[str, ...] = (),
-        keeps_prefixes: bool = False, captures: bool = False,
+        keeps_prefixes: bool = False, captures: bool = False, captures_prompts: bool = False,
     ) -> None:  # fmt: skip
-        """keeps_prefixes: vLLM caches prefixes. captures: it replays graphs of its steps. ConfigError in a contest for
-        a table with a backend that keeps weights in a layout of its own."""
+        """keeps_prefixes: vLLM caches prefixes. captures: it replays graphs of its steps; captures_prompts: of those
+        with more than one query of a request, attention included. ConfigError in a contest for a table with a backend
+        that keeps weights in a layout of its own."""
         executor = machine.executor
         self.settings, self._executor, self._notes, self._captures = settings, executor, notes, captures
         self.paths = Paths(settings, tables, machine)
         self.linears = Linears(self.paths, self._write)
         self.attentions = Attentions(self.paths, executor, self._write, keeps_prefixes)
-        self.decodes = Decodes(self.paths, self._write)
+        self.gpu_attentions = GpuAttentions(self.paths, self._write, captures_prompts)
         self.deltas = Deltas(self.paths, self._write)
         self._write()
 

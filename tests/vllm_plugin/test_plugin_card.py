@@ -2,6 +2,7 @@
 tests. No graph is captured here; what a replay would do is to launch without us."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.plugin import PluginReport  # noqa: E402
 from harness.specs.problem import AttentionProblem, LinearProblem, Parameters  # noqa: E402
 from harness.specs.selection import Evidence, Problem, SelectionEntry, SelectionTable  # noqa: E402
+from harness.vllm_plugin.attention import gathered  # noqa: E402
+from harness.vllm_plugin.attentions import step_requests  # noqa: E402
 from harness.vllm_plugin.audit import AskedWorker  # noqa: E402
 from harness.vllm_plugin.counts import CardCounts  # noqa: E402
-from harness.vllm_plugin.decodes import DecodeLayer, rows_of_cache  # noqa: E402
+from harness.vllm_plugin.gpu_attentions import CAPTURED, GpuLayer, rows_of_cache  # noqa: E402
 from harness.vllm_plugin.linear import Linear  # noqa: E402
 from harness.vllm_plugin.machine import Machine, open_machine  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
@@ -29,6 +32,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 HOST = DeviceInfo(kind="rocm", name="the host", arch="host", wave_width=64)
 N, K = 24, 64
 HEADS = AttentionProblem(m=1, num_heads=4, num_kv_heads=2, head_dim=32, max_context=256, dtype="F32")
+PROMPT = HEADS.model_copy(update={"m": 64})
 SEVEN = 7.0
 
 
@@ -53,7 +57,7 @@ def opened(
     )
     files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(made))
     machine = machine or Machine(Executor(HOST), CardCounts(folder, torch.device("cpu")))
-    return Session(Settings(files, report=folder), made, machine, captures=captures)
+    return Session(Settings(files, report=folder), made, machine, captures=captures, captures_prompts=captures)
 
 
 def layer(session: Session, device: str = "cpu") -> Linear:
@@ -151,47 +155,90 @@ def step(contexts: list[int]) -> tuple[Any, BlockCache, Any, Any, list[Any]]:
     return q, cache, torch.tensor(contexts, dtype=torch.int32), torch.full_like(q, SEVEN), expected
 
 
-def attend(session: Session, ours: DecodeLayer, contexts: list[int]) -> None:
+def attend(session: Session, ours: GpuLayer, contexts: list[int]) -> None:
     q, cache, filled, out, expected = step(contexts)
-    assert session.decodes.attend(ours, q, cache, filled, out)
+    assert session.gpu_attentions.decode(ours, q, cache, filled, out)
     assert all(torch.allclose(row.double(), right, atol=1e-5) for row, right in zip(out, expected, strict=True))
 
 
 def test_decode_steps_of_any_number_of_requests(tmp_path: Path) -> None:
     """Tensors lie elsewhere in each step, as in one that is not captured."""
     session = opened(tmp_path, (entry("gpu-decode", HEADS.model_copy(update={"max_context": 999}), num_splits=3),))
-    assert session.decodes.lists(HEADS)
-    ours = session.decodes.add("model.layers.0.attn", HEADS)
+    assert session.gpu_attentions.lists(HEADS)
+    ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
     for contexts in ([17], [40], [1, 30], [17], [5, 48]):
         attend(session, ours, contexts)
     q, cache, filled, out, expected = step([17, 23])
     for rows in (slice(0, 2), slice(1, 2)):  # of one cache, whose requests come and go
         table = BlockCache(cache.keys, cache.values, cache.table[rows])
-        assert session.decodes.attend(ours, q[rows], table, filled[rows], out[rows].fill_(torch.nan))
+        assert session.gpu_attentions.decode(ours, q[rows], table, filled[rows], out[rows].fill_(torch.nan))
         assert torch.allclose(out[1].double(), expected[1], atol=1e-5)
     assert counted([session.report()]) == {("attention", 0, 1, "gpu-decode"): 7}
 
 
 def test_vllms_own_attention_is_counted_and_says_why(tmp_path: Path) -> None:
     session = opened(tmp_path, (entry("torch-sdpa", HEADS),), (entry("gpu-decode", HEADS),), (product("torch", 1),))
-    ours = session.decodes.add("model.layers.0.attn", HEADS)
+    ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
     for variant, times in ((-1, 1), (0, 2), (2, 3)):
         switch(tmp_path, variant, 3)
         for _ in range(times):
             q, cache, filled, out, _ = step([9])
-            assert not session.decodes.attend(ours, q, cache, filled, out)
+            assert not session.gpu_attentions.decode(ours, q, cache, filled, out)
             assert (out == SEVEN).all()
     switch(tmp_path, 1, 3)
     attend(session, ours, [9])
     found = {("attention", variant, 1, "vllm"): times for variant, times in ((-1, 1), (0, 2), (2, 3))}
     assert counted([session.report()]) == found | {("attention", 1, 1, "gpu-decode"): 1}
-    reasons = {row.variant: row.reason for row in session.report().paths}
+    reasons = {row.variant: row.reason for row in session.report().paths if row.role == "decode"}
     assert reasons[-1] is None and reasons[1] is None
     assert reasons[0] == "torch-sdpa: it does not read a server's cache (select gpu-decode or triton-decode)"
     assert reasons[2] == "the table does not list this problem"
     session.paths.switch(7)
     with pytest.raises(UnavailableError, match="no variant 7"):
-        session.decodes.attend(ours, q, cache, filled, out)
+        session.gpu_attentions.decode(ours, q, cache, filled, out)
+
+
+def prompts(session: Session, ours: GpuLayer, rows: list[int], contexts: list[int]) -> bool:
+    """A step with so many queries of each request, at the end of its context."""
+    q, cache, filled, _, _ = step(contexts)
+    queries, out = torch.randn(sum(rows), *q.shape[1:]), torch.full((sum(rows), *q.shape[1:]), SEVEN)
+    ends = [sum(rows[: number + 1]) for number in range(len(rows))]
+    made = SimpleNamespace(
+        query_start_loc=torch.tensor([0, *ends]), seq_lens=filled, block_table=cache.table
+    )  # fmt: skip
+    if not session.gpu_attentions.prompts(ours, lambda: step_requests(made), queries, cache, filled, out):
+        assert (out == SEVEN).all()
+        return False
+    for request in step_requests(made):
+        keys, values = (gathered(part, request.table, request.filled).double() for part in (cache.keys, cache.values))
+        for number, row in enumerate(range(request.rows.start, request.rows.stop)):
+            seen = request.filled - request.num_rows + 1 + number
+            grouped = queries[row].double().view(2, 2, -1)
+            scores = torch.einsum("hpd,hgd->hgp", keys[:, :seen], grouped) / HEADS.head_dim**0.5
+            expected = torch.einsum("hgp,hpd->hgd", torch.softmax(scores, -1), values[:, :seen]).flatten(0, 1)
+            assert torch.allclose(out[row].double(), expected, atol=1e-5)
+    return True
+
+
+def test_steps_with_prompts_and_decoding_together(tmp_path: Path) -> None:
+    """One by one, a request without rows left out; each new token beside a prompt is a decode step's."""
+    session = opened(tmp_path, (entry("gpu-decode", HEADS), entry("torch-sdpa", PROMPT)))
+    ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
+    assert prompts(session, ours, [9], [9])
+    assert prompts(session, ours, [5, 0, 1, 16], [30, 7, 23, 16])
+    found = {("attention", 0, None, "torch-sdpa"): 3, ("attention", 0, 1, "gpu-decode"): 1}
+    assert counted([session.report()]) == found
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_prompts_that_stay_vllms_say_why(captures: bool, tmp_path: Path) -> None:
+    listed = (entry("gpu-decode", HEADS), entry("torch-sdpa", PROMPT)) if captures else (entry("gpu-decode", HEADS),)
+    session = opened(tmp_path, listed, captures=captures)
+    ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
+    assert not prompts(session, ours, [4, 1], [4, 9])
+    assert counted([session.report()]) == {("attention", 0, None, "vllm"): 1}
+    reasons = {row.variant: row.reason for row in session.report().paths if row.role == "prefill"}
+    assert reasons == {-1: None, 0: CAPTURED if captures else "the table does not list this problem"}
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])
@@ -212,7 +259,7 @@ def test_an_operation_that_no_layer_took_is_told(tmp_path: Path) -> None:
     session = opened(tmp_path, (product("torch", 1), entry("gpu-decode", HEADS)))
     layer(session)
     assert session.report().notes == ("no layer took what the selection lists of attention",)
-    session.decodes.add("model.layers.0.attn", HEADS)
+    session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
     assert session.report().notes == () == read_reports(tmp_path)[0].notes
 
 

@@ -44,14 +44,12 @@ def save_attention_table(
 ) -> Path:  # fmt: skip
     """Attention of the model's heads, or of a worker's share of them, at one context, and no products. parameters: the
     decode backend's."""
-    share = rank_spec(resolve_model(str(model)).spec, workers)
-    entries = [
-        entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, "attention", parameters).model_copy(
-            update={"context": case.context}
-        )
-        for case in attention_cases(share, (128,), (1, 32))
-        if (backend := decode if case.problem.m == 1 else prefill)
-    ]  # fmt: skip
+    share, entries = rank_spec(resolve_model(str(model)).spec, workers), []
+    for case in attention_cases(share, (128,), (1, 32)):
+        backend, own = (decode, parameters) if case.problem.m == 1 else (prefill, None)
+        if backend is not None:
+            made = entry(case.problem.model_copy(update={"dtype": dtype}), backend, case.role, "attention", own)
+            entries.append(made.model_copy(update={"context": case.context}))
     save_entries(path, entries, model.name, dtype, device or detect_cpu(), workers)
     return path
 

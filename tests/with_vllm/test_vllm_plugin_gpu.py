@@ -86,11 +86,10 @@ def gpu_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_attention: None) -> None:
-    """Prompts are vLLM's, over one cache, so each step may be attended by either; requests of different lengths by one
-    launch."""
+    """Over one cache, so each step may be attended by either; decode steps of different lengths by one launch."""
     model, table = vllm_config(tmp_path, "qwen3"), tmp_path / "t"
     save_table(table, model, "gpu-gemv", "F32", rows=(1, 2), device=HOST, parameters=FEW_LANES)
-    save_attention_table(table, model, "gpu-decode", None, "F32", device=HOST, parameters={"num_splits": 2})
+    save_attention_table(table, model, "gpu-decode", "torch-sdpa", "F32", device=HOST, parameters={"num_splits": 2})
     settings = {
         "dtype": "float32", "max_num_seqs": 2, "max_model_len": 96, "max_num_batched_tokens": 96,
         "extra_args": {"max_logprobs": -1},
@@ -100,13 +99,16 @@ def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_at
         assert "CUSTOM" in str(engine.report().resolved["attention_backends"])
         session, found = open_session(), {}
         assert session is not None
-        for variant, product, attention in ((0, "gpu-gemv", "gpu-decode"), (-1, "vllm", "vllm")):
+        layers = num_attending(model)
+        for variant, product, decode in ((0, "gpu-gemv", "gpu-decode"), (-1, "vllm", "vllm")):
             session.paths.switch(variant)
             before = calls(session)
             found[variant] = answers(engine, *PROMPTS)
             steps = counted(before)
-            assert steps.pop((variant, 1, attention)) == num_attending(model) * (STEPS - 1)
-            assert steps == {(variant, 2, product): 12 * (STEPS - 1) + STEPS, (variant, None, "vllm"): 12}
+            assert steps.pop((variant, 1, decode)) == layers * (STEPS - 1), "one launch for both requests"
+            assert steps.pop((variant, 2, product)) == 12 * (STEPS - 1) + STEPS
+            prompts = {(0, None, "torch-sdpa"): 2 * layers, (0, None, "vllm"): 12}
+            assert steps == (prompts if variant == 0 else {(-1, None, "vllm"): 12 + layers})
         engine.audit()
         assert "13 unchanged" in str(engine.report().resolved["selection_parameters"])
     assert_agree(found[0], found[-1], 1e-4)

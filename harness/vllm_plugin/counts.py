@@ -53,7 +53,8 @@ class CardCounts:
 
     def __init__(self, folder: Path | None, device: torch.device) -> None:
         self._shared = torch.frombuffer(new_counters(folder, os.getpid()), dtype=torch.int64)
-        self._numbers = torch.zeros(MAX_PATHS, dtype=torch.int64, device=device)
+        # 16 bytes apart: Triton compiles a kernel anew for an address that is no multiple of 16.
+        self._numbers = torch.zeros((MAX_PATHS, 2), dtype=torch.int64, device=device)[:, 0]
 
     def add(self, place: int) -> None:
         """A launch beside the one that is counted, and captured with it: for kernels that do not count themselves."""

@@ -159,6 +159,8 @@ class AttentionBackend(Protocol):
     """Reads a cache in blocks where it lies (`bind_blocks`); the others want it gathered first."""
     takes_requests: ClassVar[bool] = False
     """Reads those of several requests in one launch, which can count itself (`bind_requests`)."""
+    scratch_bytes: int = 0
+    """Of device memory that such launches keep; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 

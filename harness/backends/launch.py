@@ -87,8 +87,11 @@ class GpuLaunch:
             raise UnavailableError(f"{self._name} was not launched: {reason}", "use another backend, or report it")
 
     def mover(self, *tensors: Tensor) -> Callable[..., None]:
-        """As KernelLaunch.mover; behind the addresses comes the stream, since a graph is captured on one of its own."""
+        """As KernelLaunch.mover; behind the addresses comes the stream, since a graph is captured on one of its own.
+        What is moved is not kept alive: it may be a server's whole cache."""
         places = [*(_place(self._arguments, tensor) for tensor in tensors), len(self._slots) - 1]
+        self._kept = [argument for place, argument in enumerate(self._arguments) if place not in places]
+        del self._arguments, self._slots.arguments  # type: ignore[attr-defined]
 
         def launch(*addresses: int) -> None:
             for place, address in zip(places, addresses, strict=True):

@@ -15,7 +15,6 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from harness.backends.launch import GPU_KINDS
 from harness.client.connection import Exchange
 from harness.client.requests import Client
 from harness.engines.base import PairOpener, Rig
@@ -29,7 +28,7 @@ from harness.engines.vllm_setup import (
     selections,
     selections_of_both,
 )
-from harness.errors import ConfigError, RequestFailed, UnavailableError
+from harness.errors import ConfigError, MeasurementError, RequestFailed, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
 from harness.server.process import ServerProcess, free_port
@@ -46,6 +45,7 @@ from harness.vllm_plugin.variant import Variant
 
 LOG = "server.log"
 DYING_S = 2.0
+COLLECT_LIMIT_S = 60.0
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command of some builds can't find its own version
 _KEPT = {
     "model_config": ("dtype", "quantization", "max_model_len", "enforce_eager", "seed"),
@@ -134,7 +134,7 @@ class VllmServerRig(Rig):
         return server
 
     def sharing(self, other: RunConfig) -> PairOpener | None:
-        tables = selections_of_both(self._engine, other.engine)
+        tables = selections_of_both(self._engine, other.engine, self.device)
         return None if tables is None else partial(self._open, tables=tables)
 
     def _open(self, log_dir: Path, tables: Selections) -> list[VllmServer]:
@@ -145,7 +145,7 @@ class VllmServerRig(Rig):
         started_s = time.monotonic()
         log_dir.mkdir(exist_ok=True)
         variables = self._variables(tables.variables(log_dir))
-        plugin = plugin_arguments(variables, on_gpu=self.device.kind in GPU_KINDS)
+        plugin = plugin_arguments(variables)
         process = ServerProcess(self._command(port, name, plugin), variables, log_dir / LOG)
         try:
             process.wait_until_ready(lambda: _is_ready(Client(asked)), self._engine.start_limit_s)
@@ -158,7 +158,7 @@ class VllmServerRig(Rig):
                     "install llm-decode-harness for its Python, and give a table that lists this model's shapes",
                 )
             limit_s = self._engine.start_limit_s if has_audit(variables) else None
-            collect = partial(_collect, Client(asked)) if plugin else None
+            collect = partial(_collect, Client(asked), process) if plugin else None
             return [
                 VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s)
                 for variant in tables.variants(variables, collect)
@@ -197,10 +197,17 @@ def command_line(arguments: dict[str, JsonValue]) -> list[str]:
     return words
 
 
-def _collect(client: Client) -> None:
-    """A server that is gone has left what it collected last, on a CPU all."""
-    with suppress(RequestFailed):
-        client.ask("/collective_rpc", {"method": COLLECT}, True)
+def _collect(client: Client, process: ServerProcess) -> None:
+    """A server that is gone has left what it collected last, on a CPU all. MeasurementError for one that is there and
+    does not answer: its counters are old."""
+    try:
+        client.ask("/collective_rpc", {"method": COLLECT}, True, COLLECT_LIMIT_S)
+    except RequestFailed as fault:
+        with suppress(UnavailableError):
+            process.check_alive(DYING_S)
+            raise MeasurementError(
+                f"the server does not hand over its counters: {fault.what}", "see its log; run again"
+            ) from fault
 
 
 def _is_ready(client: Client) -> bool:

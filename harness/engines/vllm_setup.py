@@ -11,14 +11,16 @@ from tempfile import TemporaryDirectory
 
 from pydantic import JsonValue
 
+from harness.backends.launch import GPU_KINDS
 from harness.devices.cpu import physical_cores
 from harness.errors import ConfigError
 from harness.models import ResolvedModel
+from harness.specs.device import DeviceInfo
 from harness.specs.vllm import VllmOptions
 from harness.vllm_plugin.audit import WORKER
 from harness.vllm_plugin.settings import REPORT, SELECTION, read_settings
 from harness.vllm_plugin.shared import OFF
-from harness.vllm_plugin.variant import Variant
+from harness.vllm_plugin.variant import COMPARE_WITHOUT, GRAPHS_KEEP, Variant
 
 NO_BINDING = "nobind"
 
@@ -45,9 +47,9 @@ def selections(options: VllmOptions) -> Selections:
     return Selections(_tables(options))
 
 
-def selections_of_both(a: VllmOptions, b: object) -> Selections | None:
+def selections_of_both(a: VllmOptions, b: object, device: DeviceInfo) -> Selections | None:
     """Of two engines that differ in their selection alone: one vLLM has both, and is switched between requests.
-    ConfigError where it would find one's prompt in what the other has computed."""
+    ConfigError where it would find one's prompt in what the other has computed, or replays one's graphs for both."""
     if not isinstance(b, VllmOptions) or a == b or a.model_copy(update={"selection": b.selection}) != b:
         return None
     if a.enable_prefix_caching:
@@ -55,6 +57,8 @@ def selections_of_both(a: VllmOptions, b: object) -> Selections | None:
             "both selections share one vLLM, whose prefix cache would give one's prompt to the other",
             "set engine.enable_prefix_caching: false in both",
         )
+    if device.kind in GPU_KINDS and a.graph not in ("eager", "compiled"):
+        raise ConfigError(GRAPHS_KEEP, COMPARE_WITHOUT)
     mine, theirs = _tables(a), _tables(b)
     return Selections(mine + theirs, (0 if mine else OFF, len(mine) if theirs else OFF))
 
@@ -69,15 +73,9 @@ def has_audit(variables: Mapping[str, str]) -> bool:
     return settings is not None and settings.contest
 
 
-def plugin_arguments(variables: Mapping[str, str], on_gpu: bool) -> dict[str, JsonValue]:
-    """EngineArgs that a selection takes: workers that can be asked, and on a GPU the attention that is ours; none
-    without a selection."""
-    settings = read_settings(variables)
-    if settings is None:
-        return {}
-    attends = any(entry.op == "attention" for table in settings.load() for entry in table.entries)
-    custom: dict[str, JsonValue] = {"attention_backend": "CUSTOM"} if on_gpu and attends else {}
-    return {"worker_extension_cls": WORKER} | custom
+def plugin_arguments(variables: Mapping[str, str]) -> dict[str, JsonValue]:
+    """EngineArgs that let workers be asked between requests; none without a selection."""
+    return {} if read_settings(variables) is None else {"worker_extension_cls": WORKER}
 
 
 def model_folder(model: ResolvedModel, options: VllmOptions) -> tuple[Path, TemporaryDirectory[str] | None]:
@@ -100,6 +98,7 @@ def our_variables(num_workers: int) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": _all_cores(num_workers),
         "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",  # by default it keeps a core for a scheduler that here works in between
         "VLLM_NO_USAGE_STATS": "1",  # a measurement calls nobody
+        "VLLM_RAY_EXTRA_ENV_VAR_PREFIXES_TO_COPY": "HARNESS_",  # or the plugin does nothing in ray's workers
     }
 
 

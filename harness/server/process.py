@@ -23,6 +23,9 @@ COMPILING = re.compile(
 )
 """What a server says while it compiles, captures or tunes: all of that belongs before its first request."""
 
+RAISED = re.compile(r"(?:^|\] )((?:\w+\.)*\w+(?:Error|Exception): .+)$", re.MULTILINE)
+"""A traceback's last line, alone or behind what a logger puts before it."""
+
 
 def free_port() -> int:
     """One that nobody of this machine's loopback listens on now. Another process may take it before the server does:
@@ -66,7 +69,8 @@ class ServerProcess:
             self._keeper.wait(wait_s)
         code = self._keeper.poll()
         if code is not None:
-            what = f"the server ended with exit code {code}"
+            raised = RAISED.search(self._log.read_text(errors="replace"))  # others follow from the first
+            what = f"the server ended with exit code {code}" + (f": {raised[1].strip()}" if raised else "")
             raise UnavailableError(f"{what}; its log ends: {self.tail()}", f"see {self._log}")
 
     def tail(self) -> str:

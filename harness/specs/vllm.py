@@ -98,6 +98,12 @@ class VllmOptions(Frozen):
         return environment
 
     @model_validator(mode="after")
+    def _our_worker(self) -> "VllmOptions":
+        if self.selection is not None and "worker_extension_cls" in self.extra_args:
+            raise ValueError("worker_extension_cls is the harness's own with a selection: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _one_graph_mode(self) -> "VllmOptions":
         if self.graph is not None and "compilation_config" in self.extra_args:
             raise ValueError("graph and extra_args.compilation_config set the same: give one of them")

@@ -43,8 +43,18 @@ def is_plain(impl: Any) -> bool:
         and impl.sinks is None
         and impl.kv_sharing_target_layer_name is None
         and impl.kv_cache_dtype in ("auto", _dtype())
+        and not _shares_contexts()
         and math.isclose(impl.scale, impl.head_size**-0.5, rel_tol=1e-6)
     )
+
+
+def _shares_contexts() -> bool:
+    """Workers have a part of each request's places, or windows that only vLLM's own backends know."""
+    config = get_current_vllm_config()
+    parts = (
+        getattr(config.parallel_config, f"{phase}_context_parallel_size", 1) for phase in ("decode", "prefill")
+    )  # fmt: skip
+    return max(parts) > 1 or getattr(config.model_config, "rswa_window", None) is not None
 
 
 def _dtype() -> str:

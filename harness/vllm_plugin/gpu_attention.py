@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
 from harness.backends.base import BlockCache
@@ -27,6 +28,7 @@ else:  # AMD's cards and Hygon's
     CACHE_AXIS = 1
 """Where 0.18 has keys and values apart."""
 NAME: str = AttentionBackendEnum.CUSTOM.name
+BUILDER: Any = Stock.get_builder_cls()
 
 
 def replace_layers() -> None:
@@ -44,6 +46,16 @@ class SelectedAttentionBackend(Stock):  # type: ignore[misc]
     @staticmethod
     def get_impl_cls() -> type[SelectedAttention]:
         return SelectedAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[SelectedBuilder]:
+        return SelectedBuilder
+
+
+class SelectedBuilder(BUILDER):  # type: ignore[misc]
+    """Graphs hold decode steps alone: of others the host has to know the lengths."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
 
 class SelectedAttention(StockImpl):  # type: ignore[misc]
@@ -63,20 +75,18 @@ class SelectedAttention(StockImpl):  # type: ignore[misc]
     ) -> Tensor:  # fmt: skip
         """query and output [rows, num_heads, head_dim]; rows behind num_actual_tokens are padding."""
         ours = self._known(layer)
-        if (
-            ours is not None
-            and attn_metadata is not None
-            and self._attends(ours, query, kv_cache, attn_metadata, output)
-        ):
+        is_plain_output = all(scale is None for scale in (*scales, *named_scales.values()))  # not quantized within
+        can_attend = ours is not None and attn_metadata is not None and is_plain_output
+        if can_attend and self._attends(ours, query, kv_cache, attn_metadata, output):
             return output
         attended: Tensor = super().forward(
             layer, query, key, value, kv_cache, attn_metadata, output, *scales, **named_scales
         )
         return attended
 
-    def _attends(self, ours: GpuLayer, query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor) -> bool:
+    def _attends(self, ours: GpuLayer | None, query: Tensor, kv_cache: Tensor, metadata: Any, output: Tensor) -> bool:
         """False: vLLM's own shall."""
-        if self._session is None or metadata.num_actual_tokens == 0:
+        if ours is None or self._session is None or metadata.num_actual_tokens == 0:
             return False
         q, out = query[: metadata.num_actual_tokens].contiguous(), output[: metadata.num_actual_tokens]
         cache = BlockCache(*rows_of_cache(kv_cache, self.head_size, CACHE_AXIS), metadata.block_table)

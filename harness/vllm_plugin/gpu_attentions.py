@@ -24,7 +24,6 @@ from harness.vllm_plugin.paths import Paths
 from harness.vllm_plugin.shared import OFF
 from harness.vllm_plugin.streams import Move, mover
 
-CAPTURED = "vLLM captures steps with more than one query, whose lengths only the card knows when they are replayed"
 NOT_BY_REQUEST = "it does not read a server's cache (select gpu-decode or triton-decode)"
 
 
@@ -55,10 +54,10 @@ class GpuLayer:
 class GpuAttentions:
     """Every layer's paths, by variant."""
 
-    def __init__(self, paths: Paths, write: Callable[[], None], captures_prompts: bool = False) -> None:
-        """write: called when paths were added. captures_prompts: graphs hold steps with more than one query of a
-        request."""
-        self._paths, self._write, self._captures_prompts = paths, write, captures_prompts
+    def __init__(self, paths: Paths, write: Callable[[], None]) -> None:
+        """write: called when paths were added."""
+        self._paths, self._write = paths, write
+        self._backends: dict[int, Any] = {}
 
     def lists(self, problem: AttentionProblem) -> bool:
         """Whether any table does."""
@@ -73,7 +72,7 @@ class GpuAttentions:
                 chosen = f"{chosen[0].backend}: {NOT_BY_REQUEST}"
             layer.paths[variant, True] = self._add(layer, variant, True, chosen)
             if chosen is not None and not isinstance(chosen, str):  # prompts of vLLM's own are no news where all is
-                chosen = CAPTURED if self._captures_prompts else self._paths.chosen("attention", variant, prompt)
+                chosen = self._paths.chosen("attention", variant, prompt)
             layer.paths[variant, False] = self._add(layer, variant, False, chosen)
         self._write()
         return layer
@@ -82,6 +81,8 @@ class GpuAttentions:
         self, layer: GpuLayer, variant: int, is_decode: bool, chosen: tuple[SelectionEntry, Any] | str | None
     ) -> GpuPath:
         entry, backend = (None, None) if chosen is None or isinstance(chosen, str) else chosen
+        if backend is not None:
+            self._backends[id(backend)] = backend
         problem = layer.decode
         place = self._paths.add(PluginPath(
             op="attention", layer=layer.name, role="decode" if is_decode else "prefill", variant=variant,
@@ -94,6 +95,11 @@ class GpuAttentions:
         ))  # fmt: skip
         return GpuPath(place, backend)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Scratch of all backends."""
+        return sum(backend.scratch_bytes for backend in self._backends.values())
+
     def decode(self, layer: GpuLayer, q: Tensor, cache: BlockCache, contexts: Tensor, out: Tensor) -> bool:
         """One query of each request, as `AttentionBackend.bind_requests` takes them; False: vLLM's own shall. Counted
         either way."""
@@ -104,16 +110,17 @@ class GpuAttentions:
         calls = self._paths.counts.on_card(place)
         if calls is None:
             self._paths.counts.add(place)
-        key = (place, len(q), cache.keys.data_ptr(), cache.table.stride(0))
+        moved = q, cache.keys, cache.values, cache.table, contexts, out
+        key = (place, len(q), *cache.keys.stride(), cache.table.stride(0))
         move = layer.moves.get(key)
         if move is None:
             launch = backend.bind_requests(q, cache, contexts, out, calls, layer.decode)
-            move = mover(launch, q, cache.table, contexts, out)
+            move = mover(launch, *moved)
             if move is None:
                 launch()
                 return True
             layer.moves[key] = move
-        move(q, cache.table, contexts, out)
+        move(*moved)
         return True
 
     def prompts(

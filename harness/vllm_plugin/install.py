@@ -25,6 +25,7 @@ class Replacement(NamedTuple):
 _LINEAR = {
     "vllm.config": ("get_current_vllm_config_or_none",),
     "vllm.utils.torch_utils": ("direct_register_custom_op",),
+    "vllm.v1.attention.backends.registry": ("AttentionBackendEnum.CUSTOM",),
     f"{LAYERS}.linear": (
         "UnquantizedLinearMethod.process_weights_after_loading", "UnquantizedLinearMethod.apply",
         "ReplicatedLinear.register_oot", "ColumnParallelLinear.register_oot",
@@ -63,10 +64,16 @@ ON_GPU: dict[Op, Replacement] = {
     "linear": Replacement("harness.vllm_plugin.layers", _LINEAR),
     "attention": Replacement("harness.vllm_plugin.gpu_attention", _ATTENTION | {
         "vllm.platforms": ("current_platform.is_cuda",),
+        "vllm.v1.attention.backend": (
+            "AttentionType.DECODER", "AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE",
+        ),
         "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CUSTOM"),
-        "vllm.v1.attention.backends.flash_attn": ("FlashAttentionBackend.get_impl_cls", "FlashAttentionImpl.forward"),
+        "vllm.v1.attention.backends.flash_attn": (
+            "FlashAttentionBackend.get_impl_cls", "FlashAttentionBackend.get_builder_cls", "FlashAttentionImpl.forward",
+        ),
         "vllm.v1.attention.backends.triton_attn": (
-            "TritonAttentionBackend.get_impl_cls", "TritonAttentionImpl.forward",
+            "TritonAttentionBackend.get_impl_cls", "TritonAttentionBackend.get_builder_cls",
+            "TritonAttentionImpl.forward",
         ),
     }),
 }  # fmt: skip

@@ -19,9 +19,12 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 from harness.backends.weights import dtype_name
+from harness.errors import UnavailableError
 from harness.selection import software_versions
+from harness.specs.selection import SelectionTable
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.vllm_plugin import op
 from harness.vllm_plugin.audit import tensor_hash
@@ -95,13 +98,24 @@ def _opened(settings: Settings, config: Any) -> Session:
     # vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it.
     key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
     config.additional_config["llm-decode-harness"] = key
-    mode = config.compilation_config.cudagraph_mode
-    captures = device.kind != "cpu" and mode.name != "NONE"
-    captures_prompts = mode.mixed_mode().name == "FULL" or config.speculative_config is not None
+    if device.kind != "cpu":
+        _settle_gpu(config, tables)
     return Session(
         settings, tables, machine, notes, keeps_prefixes=bool(config.cache_config.enable_prefix_caching),
-        captures=captures, captures_prompts=captures and captures_prompts,
+        captures=device.kind != "cpu" and config.compilation_config.cudagraph_mode.name != "NONE",
     )  # fmt: skip
+
+
+def _settle_gpu(config: Any, tables: tuple[SelectionTable, ...]) -> None:
+    """Our attention is one of vLLM's choices there, which the model's layers are about to make: a user's stands."""
+    if getattr(config.parallel_config, "enable_dbo", False):
+        raise UnavailableError(
+            "dual-batch overlap runs a step in two threads, and our launches are one thread's",
+            "leave out --enable-dbo, or unset HARNESS_SELECTION",
+        )
+    attends = any(entry.op == "attention" for table in tables for entry in table.entries)
+    if attends and config.attention_config.backend is None:
+        config.attention_config.backend = AttentionBackendEnum.CUSTOM
 
 
 class _Selected:

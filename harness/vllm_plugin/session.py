@@ -21,17 +21,16 @@ class Session:
 
     def __init__(
         self, settings: Settings, tables: tuple[SelectionTable, ...], machine: Machine, notes: tuple[str, ...] = (),
-        keeps_prefixes: bool = False, captures: bool = False, captures_prompts: bool = False,
+        keeps_prefixes: bool = False, captures: bool = False,
     ) -> None:  # fmt: skip
-        """keeps_prefixes: vLLM caches prefixes. captures: it replays graphs of its steps; captures_prompts: of those
-        with more than one query of a request, attention included. ConfigError in a contest for a table with a backend
-        that keeps weights in a layout of its own."""
+        """keeps_prefixes: vLLM caches prefixes. captures: it replays graphs of its steps. ConfigError in a contest for
+        a table with a backend that keeps weights in a layout of its own."""
         executor = machine.executor
         self.settings, self._executor, self._notes, self._captures = settings, executor, notes, captures
         self.paths = Paths(settings, tables, machine)
         self.linears = Linears(self.paths, self._write)
         self.attentions = Attentions(self.paths, executor, self._write, keeps_prefixes)
-        self.gpu_attentions = GpuAttentions(self.paths, self._write, captures_prompts)
+        self.gpu_attentions = GpuAttentions(self.paths, self._write)
         self.deltas = Deltas(self.paths, self._write)
         self._write()
 
@@ -45,7 +44,7 @@ class Session:
         return PluginReport(
             pid=os.getpid(), tables=tuple(table.fingerprint for table in self.paths.tables),
             notes=(*self._notes, *self._unused()), paths=self.paths.rows(),
-            kept_bytes=self.linears.kept_bytes + self.deltas.kept_bytes,
+            kept_bytes=self.linears.kept_bytes + self.deltas.kept_bytes + self.gpu_attentions.kept_bytes,
             is_switchable=not self._captures,
         )  # fmt: skip
 

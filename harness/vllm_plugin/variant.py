@@ -12,6 +12,9 @@ from harness.vllm_plugin.audit import unchanged
 from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import read_reports, switch
 
+GRAPHS_KEEP = "captured graphs keep the selection that was active when they were captured"
+COMPARE_WITHOUT = "compare with engine.graph: compiled (or eager) in both, or run `harness bench` once with each"
+
 
 class Variant:
     """What one engine's requests take. Several engines may share a vLLM, each with a variant of its own."""
@@ -29,10 +32,7 @@ class Variant:
         self._at_start = {report.pid: report for report in self._reports()}
         self._parameters: dict[str, str] = {}
         if place is not None and not all(report.is_switchable for report in self._at_start.values()):
-            raise ConfigError(
-                "captured graphs keep the selection that was active when they were captured",
-                "compare with engine.graph: compiled (or eager) in both, or run `harness bench` once with each",
-            )
+            raise ConfigError(GRAPHS_KEEP, COMPARE_WITHOUT)
 
     def take(self) -> None:
         """Between requests: the next one runs on it."""
@@ -48,6 +48,10 @@ class Variant:
         """Of every process with layers of ours, this variant's part of each."""
         reports = [counted_since(self._at_start.get(now.pid), now) for now in self._reports()]
         return reports if self._place is None else of_variant(reports, self._place)
+
+    def close(self) -> None:
+        """Lets go of the vLLM that it asks."""
+        self._collect = None
 
     def audit(self, workers: Iterable[Mapping[str, Sequence[str]]]) -> None:
         """Keeps for the report that no parameter has changed. MeasurementError for one that has."""

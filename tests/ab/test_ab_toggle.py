@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.engines.vllm_setup import Selections, selections_of_both
 from harness.errors import ConfigError, MeasurementError
 from harness.records import load_record
 from harness.specs.ab_run import AbRunConfig, AbRunRecord
+from harness.specs.device import DeviceInfo
 from harness.specs.run import RunConfig
 from harness.specs.vllm import VllmServerEngine
 
@@ -145,13 +147,29 @@ def test_a_run_of_one_selection_proves_it_too(tmp_path: Path) -> None:
         run_bench(config, tmp_path / "runs", lambda line: None)
 
 
+def test_a_server_that_keeps_its_counters_is_no_measurement(tmp_path: Path) -> None:
+    with pytest.raises(MeasurementError, match=r"does not hand over its counters: .*404"):
+        compare(tmp_path, None, "one.yaml", {"posts": {}})
+    failed(tmp_path)
+
+
 def engine(**settings: Any) -> VllmServerEngine:
     return VllmServerEngine(kind="vllm-server", **settings)
 
 
 def test_the_places_of_both() -> None:
-    assert selections_of_both(engine(), engine(selection="x")) == Selections(("x",), (-1, 0))
+    of_both = partial(selections_of_both, device=DeviceInfo(kind="cpu", name="c"))
+    assert of_both(engine(), engine(selection="x")) == Selections(("x",), (-1, 0))
     two = os.pathsep.join(("x", "y"))
-    assert selections_of_both(engine(selection=two), engine(selection="z")) == Selections(("x", "y", "z"), (0, 2))
-    assert selections_of_both(engine(selection="x"), engine(selection="x")) is None
-    assert selections_of_both(engine(seed=1), engine(selection="x")) is None
+    assert of_both(engine(selection=two), engine(selection="z")) == Selections(("x", "y", "z"), (0, 2))
+    assert of_both(engine(selection="x"), engine(selection="x")) is None
+    assert of_both(engine(seed=1), engine(selection="x")) is None
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm", "dcu"])
+def test_graphs_of_a_gpu_are_refused_before_anything_is_loaded(kind: Any) -> None:
+    card = DeviceInfo(kind=kind, name="c")
+    for graph in (None, "full", "piecewise"):
+        with pytest.raises(ConfigError, match="captured graphs keep the selection"):
+            selections_of_both(engine(graph=graph), engine(graph=graph, selection="x"), card)
+    assert selections_of_both(engine(graph="compiled"), engine(graph="compiled", selection="x"), card) is not None

@@ -132,6 +132,17 @@ def test_the_script_has_what_torch_has() -> None:
         assert len(needed) <= len(ours.parameters)
 
 
+def test_binding_a_known_shape_again_multiplies_nothing(scripted: ScriptedTunableOp) -> None:
+    backend, weight = TorchTuned(EXECUTOR), torch.ones((16, 8), dtype=torch.bfloat16)
+    packed = backend.prepare(weight, None, LinearProblem(m=1, n=16, k=8, dtype="BF16"))
+    for _ in range(3):
+        launch = backend.bind(torch.ones((1, 8), dtype=torch.bfloat16), packed, torch.empty((1, 16)).bfloat16())
+    assert scripted.products == ["default", "tuning"]
+    launch()
+    backend.bind(torch.ones((2, 8), dtype=torch.bfloat16), packed, torch.empty((2, 16)).bfloat16())
+    assert scripted.products == ["default", "tuning", "tuned", "tuning"]
+
+
 def test_binding_tunes_and_no_launch_does(scripted: ScriptedTunableOp) -> None:
     _, launch = bound()
     assert scripted.products == ["default", "tuning"]

@@ -101,7 +101,7 @@ def test_one_that_is_never_ready(tmp_path: Path) -> None:
 
 
 def test_one_that_dies_within_an_answer(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match=r"exit code 3; its log ends: .*the engine core died") as caught:
+    with pytest.raises(HarnessError, match=r"exit code 3: .*; its log ends: .*the engine core died") as caught:
         bench(tmp_path, {"die_after": 5})
     assert caught.value.exit_code == 4
 

@@ -84,6 +84,19 @@ def test_one_that_ends_says_so_with_its_last_lines(tmp_path: Path) -> None:
     server.stop()
 
 
+@pytest.mark.parametrize("prefix", ["", "(EngineCore pid=7) ERROR 11-30 19:35:25 [core.py:1510] "])
+def test_the_first_exception_in_the_log_is_named(prefix: str, tmp_path: Path) -> None:
+    """A server's own processes raise one after another, and the last knows least."""
+    lines = "loading", "an Error: no exception", f"{prefix}a.b.ValueError: no ray here", "RuntimeError: see above"
+    code = f"import sys; print(*{lines!r}, sep=chr(10)); sys.exit(1)"
+    server = ServerProcess([sys.executable, "-c", code], os.environ, tmp_path / "server.log")
+    with pytest.raises(
+        UnavailableError, match=r"exit code 1: a\.b\.ValueError: no ray here; its log ends: .*see above"
+    ):
+        server.wait_until_ready(lambda: False, LIMIT_S)
+    server.stop()
+
+
 def test_one_that_is_killed_says_by_which_signal(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
     server = ServerProcess(command, os.environ, tmp_path / "server.log")

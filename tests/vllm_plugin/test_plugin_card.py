@@ -1,6 +1,7 @@
 """The plugin where kernels count for themselves: a card that is the host, whose libraries are those of the kernels' own
 tests. No graph is captured here; what a replay would do is to launch without us."""
 
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from harness.vllm_plugin.attention import gathered  # noqa: E402
 from harness.vllm_plugin.attentions import step_requests  # noqa: E402
 from harness.vllm_plugin.audit import AskedWorker  # noqa: E402
 from harness.vllm_plugin.counts import CardCounts  # noqa: E402
-from harness.vllm_plugin.gpu_attentions import CAPTURED, GpuLayer, rows_of_cache  # noqa: E402
+from harness.vllm_plugin.gpu_attentions import GpuLayer, rows_of_cache  # noqa: E402
 from harness.vllm_plugin.linear import Linear  # noqa: E402
 from harness.vllm_plugin.machine import Machine, open_machine  # noqa: E402
 from harness.vllm_plugin.session import Session  # noqa: E402
@@ -57,7 +58,7 @@ def opened(
     )
     files = tuple(Path(f"{place}.yaml") for place, _ in enumerate(made))
     machine = machine or Machine(Executor(HOST), CardCounts(folder, torch.device("cpu")))
-    return Session(Settings(files, report=folder), made, machine, captures=captures, captures_prompts=captures)
+    return Session(Settings(files, report=folder), made, machine, captures=captures)
 
 
 def layer(session: Session, device: str = "cpu") -> Linear:
@@ -230,15 +231,28 @@ def test_steps_with_prompts_and_decoding_together(tmp_path: Path) -> None:
     assert counted([session.report()]) == found
 
 
-@pytest.mark.parametrize("captures", [False, True])
-def test_prompts_that_stay_vllms_say_why(captures: bool, tmp_path: Path) -> None:
-    listed = (entry("gpu-decode", HEADS), entry("torch-sdpa", PROMPT)) if captures else (entry("gpu-decode", HEADS),)
-    session = opened(tmp_path, listed, captures=captures)
+def test_prompts_that_stay_vllms_say_why(tmp_path: Path) -> None:
+    session = opened(tmp_path, (entry("gpu-decode", HEADS),))
     ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
     assert not prompts(session, ours, [4, 1], [4, 9])
     assert counted([session.report()]) == {("attention", 0, None, "vllm"): 1}
     reasons = {row.variant: row.reason for row in session.report().paths if row.role == "prefill"}
-    assert reasons == {-1: None, 0: CAPTURED if captures else "the table does not list this problem"}
+    assert reasons == {-1: None, 0: "the table does not list this problem"}
+
+
+def test_layers_share_one_scratch_and_keep_no_cache(tmp_path: Path) -> None:
+    """Of the largest batch, told as memory that the selection keeps; a server's cache goes when the server lets go."""
+    session = opened(tmp_path, (entry("gpu-decode", HEADS, num_splits=3),))
+    layers = [session.gpu_attentions.add(f"model.layers.{number}.attn", HEADS, PROMPT) for number in range(3)]
+    for contexts in ([17], [5, 48, 1], [9, 4]):
+        for ours in layers:
+            attend(session, ours, contexts)
+    assert session.report().kept_bytes == 3 * HEADS.num_heads * 3 * (HEADS.head_dim + 2) * 4
+    q, cache, filled, out, _ = step([30])
+    kept = [weakref.ref(tensor) for tensor in (q, cache.keys, cache.values, cache.table, filled, out)]
+    assert session.gpu_attentions.decode(layers[0], q, cache, filled, out)
+    q, cache, filled, out = q.clone(), step([8])[1], filled.clone(), out.clone()
+    assert not any(ref() is not None for ref in kept)
 
 
 @pytest.mark.parametrize("axis", [0, 1, None])

@@ -212,6 +212,7 @@ class VllmDecoding(Engine):
         """Ends workers and frees memory, so that another engine can be opened in this process; a second variant of the
         same vLLM ends with it."""
         self._engine.engine_core.shutdown()
+        self._variant.close()
         del self._llm, self._engine
         close_session()
         cleanup_dist_env_and_memory()

@@ -76,7 +76,7 @@ class VllmRig(Rig):
         return engine
 
     def sharing(self, other: RunConfig) -> PairOpener | None:
-        tables = selections_of_both(self._engine, other.engine)
+        tables = selections_of_both(self._engine, other.engine, self.device)
         return None if tables is None else partial(self._open, tables=tables)
 
     def _open(self, log_dir: Path, tables: Selections) -> list[Engine]:
@@ -92,7 +92,7 @@ class VllmRig(Rig):
             os.environ.setdefault("OMP_NUM_THREADS", str(len(cores or physical_cores())))
         os.environ.update(tables.variables(log_dir) | self._engine.environment)
         vllm_plugin.register()  # vLLM does it for its first engine in a process alone
-        defaults, plugin = self._defaults(longest), plugin_arguments(os.environ, on_gpu=self.device.kind != "cpu")
+        defaults, plugin = self._defaults(longest), plugin_arguments(os.environ)
         allowed = os.sched_getaffinity(0)
         llm = _start({"model": str(self._folder), **defaults, **plugin, **self._arguments()})
         os.sched_setaffinity(0, allowed)  # 0.18 leaves this thread on the first core, and so what it starts later
@@ -100,9 +100,13 @@ class VllmRig(Rig):
         synthetic = ["random weights: the speed of the real ones, no meaning"] * (self._engine.load_format == "dummy")
         notes = *synthetic, *self._notes
         collect, audits = partial(llm.collective_rpc, COLLECT) if plugin else None, has_audit(os.environ)
+        try:
+            variants = tables.variants(os.environ, collect)
+        except BaseException:
+            llm.llm_engine.engine_core.shutdown()
+            raise
         return [
-            VllmDecoding(llm, self._model, tokenizer, cores, load_s, variant, audits, notes)
-            for variant in tables.variants(os.environ, collect)
+            VllmDecoding(llm, self._model, tokenizer, cores, load_s, variant, audits, notes) for variant in variants
         ]
 
     def _arguments(self) -> dict[str, Any]:

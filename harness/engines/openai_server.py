@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -29,9 +29,10 @@ class OpenAIServer(Engine):
     can_pause: ClassVar[bool] = False
     can_skip_prompt: ClassVar[bool] = False
 
-    def __init__(self, config: OpenAIEngine, model: ResolvedModel) -> None:
-        """Raises UnavailableError where no server answers, ConfigError where it has another model."""
-        self._config, self._model = config, model
+    def __init__(self, config: OpenAIEngine, model: ResolvedModel, notes: Sequence[str]) -> None:
+        """notes: of the probe of its machine. Raises UnavailableError where no server answers, ConfigError where it has
+        another model."""
+        self._config, self._model, self._notes = config, model, notes
         self._client = Client(config)
         self._entry = find_served_model(self._client, config.served_model)
         self._served_model = str(self._entry["id"])
@@ -98,7 +99,9 @@ class OpenAIServer(Engine):
 
     def report(self) -> EngineReport:
         """dtype is the model's own: a server does not tell what it computes in."""
-        return EngineReport(kind="openai", dtype=self._model.spec.dtype, resolved=self._resolved)
+        return EngineReport(
+            kind="openai", dtype=self._model.spec.dtype, resolved=self._resolved, notes=tuple(self._notes)
+        )
 
     def close(self) -> None:
         self._close_exchange()
@@ -123,7 +126,7 @@ class OpenAIRig(Rig):
         return self._probed.open_probe()
 
     def open_engine(self, log_dir: Path) -> OpenAIServer:
-        return OpenAIServer(self._engine, self._model)
+        return OpenAIServer(self._engine, self._model, self._probed.notes)
 
     def close(self) -> None:
         self._probed.close()

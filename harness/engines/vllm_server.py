@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from harness.client.requests import Client
 from harness.engines.base import PairOpener, Rig
 from harness.engines.openai_server import OpenAIServer, ProbedDevice
 from harness.engines.vllm_setup import (
+    NO_SHARED_ROOF,
     Selections,
     has_audit,
     model_folder,
@@ -66,12 +67,13 @@ class VllmServer(OpenAIServer):
 
     def __init__(
         self, process: ServerProcess, config: OpenAIEngine, model: ResolvedModel, dtype: str, load_s: float,
-        variant: Variant, audit_limit_s: float | None,
+        variant: Variant, audit_limit_s: float | None, notes: Sequence[str],
     ) -> None:  # fmt: skip
-        """audit_limit_s: how long its workers may take to hash their parameters; None: they can't."""
+        """audit_limit_s: how long its workers may take to hash their parameters; None: they can't. notes: of the
+        probe."""
         self._process, self._dtype, self._load_s = process, dtype, load_s
         self._variant, self._audit_limit_s = variant, audit_limit_s
-        super().__init__(config, model)
+        super().__init__(config, model, notes)
 
     def prepare(self, request: Request) -> float:
         self._variant.take()
@@ -98,7 +100,7 @@ class VllmServer(OpenAIServer):
 
     def report(self) -> EngineReport:
         compiled = self._process.compilations_since_ready()
-        notes = [f"compiled after it was ready: {line}" for line in compiled[:5]]
+        notes = [*self._notes, *(f"compiled after it was ready: {line}" for line in compiled[:5])]
         notes += [f"and {len(compiled) - 5} more such lines in {LOG}"] * (len(compiled) > 5)
         own = {"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes)}
         return self._variant.completed(super().report().model_copy(update=own))
@@ -126,7 +128,10 @@ class VllmServerRig(Rig):
         self.device = self._probed.device or DeviceInfo(kind="unknown", name="vllm-server")
 
     def open_probe(self) -> Probe | None:
-        return self._probed.open_probe()
+        alone = self._engine.world_size == 1 or (self.device.kind == "cpu" and self._engine.is_on_one_machine)
+        if not alone:
+            self._probed.notes.append(NO_SHARED_ROOF)
+        return self._probed.open_probe() if alone else None
 
     def open_engine(self, log_dir: Path) -> VllmServer:
         """Ready: it answers, under a name that no other server has, and the port is held by a process of ours."""
@@ -160,7 +165,7 @@ class VllmServerRig(Rig):
             limit_s = self._engine.start_limit_s if has_audit(variables) else None
             collect = partial(_collect, Client(asked), process) if plugin else None
             return [
-                VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s)
+                VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s, self._probed.notes)
                 for variant in tables.variants(variables, collect)
             ]
         except BaseException:

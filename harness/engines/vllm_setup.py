@@ -23,6 +23,7 @@ from harness.vllm_plugin.shared import OFF
 from harness.vllm_plugin.variant import COMPARE_WITHOUT, GRAPHS_KEEP, Variant
 
 NO_BINDING = "nobind"
+NO_SHARED_ROOF = "no roof: several devices share a step, and one's memory alone would be probed"
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def selections(options: VllmOptions) -> Selections:
 
 def selections_of_both(a: VllmOptions, b: object, device: DeviceInfo) -> Selections | None:
     """Of two engines that differ in their selection alone: one vLLM has both, and is switched between requests.
-    ConfigError where it would find one's prompt in what the other has computed, or replays one's graphs for both."""
+    ConfigError where it would find one's prompt in what the other has computed, replays one's graphs for both, or has
+    workers that the switch does not reach."""
     if not isinstance(b, VllmOptions) or a == b or a.model_copy(update={"selection": b.selection}) != b:
         return None
     if a.enable_prefix_caching:
@@ -59,6 +61,11 @@ def selections_of_both(a: VllmOptions, b: object, device: DeviceInfo) -> Selecti
         )
     if device.kind in GPU_KINDS and a.graph not in ("eager", "compiled"):
         raise ConfigError(GRAPHS_KEEP, COMPARE_WITHOUT)
+    if not a.is_on_one_machine:
+        raise ConfigError(
+            "both selections share one vLLM, whose workers may be on other machines, where no switch reaches them",
+            "run `harness bench` once with each",
+        )
     mine, theirs = _tables(a), _tables(b)
     return Selections(mine + theirs, (0 if mine else OFF, len(mine) if theirs else OFF))
 

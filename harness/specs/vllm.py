@@ -114,6 +114,11 @@ class VllmOptions(Frozen):
         """Workers that share a request."""
         return self.tensor_parallel * self.pipeline_parallel
 
+    @property
+    def is_on_one_machine(self) -> bool:
+        """Known to be; ray's workers may be anywhere."""
+        return self.executor != "ray" and self.extra_args.get("nnodes", 1) == 1
+
     def held_dtype(self, model_dtype: str) -> str:
         """What weights and cache are kept in, for a model of that type; both by safetensors names."""
         return CONFIG_DTYPES[self.dtype] if self.dtype else model_dtype

@@ -166,6 +166,12 @@ def test_the_places_of_both() -> None:
     assert of_both(engine(seed=1), engine(selection="x")) is None
 
 
+@pytest.mark.parametrize("elsewhere", [{"executor": "ray"}, {"extra_args": {"nnodes": 2, "node_rank": 0}}])
+def test_workers_on_other_machines_are_not_switched(elsewhere: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="no switch reaches them"):
+        selections_of_both(engine(**elsewhere), engine(**elsewhere, selection="x"), DeviceInfo(kind="cpu", name="c"))
+
+
 @pytest.mark.parametrize("kind", ["cuda", "rocm", "dcu"])
 def test_graphs_of_a_gpu_are_refused_before_anything_is_loaded(kind: Any) -> None:
     card = DeviceInfo(kind=kind, name="c")

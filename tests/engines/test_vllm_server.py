@@ -12,6 +12,7 @@ from scripted_answers import answer
 
 from harness.bench import run_bench
 from harness.engines.vllm_server import command_line
+from harness.engines.vllm_setup import NO_SHARED_ROOF
 from harness.errors import ConfigError, HarnessError, MeasurementError, UnavailableError
 from harness.records import find_run
 from harness.specs.record import RunRecord
@@ -111,6 +112,14 @@ def test_a_request_that_fails_while_the_server_lives_blames_it_not(tmp_path: Pat
     with pytest.raises(MeasurementError, match="all 2 requests failed; the first: the server answers 500") as caught:
         bench(tmp_path, {"answers": [answers[0], answers[1], answers[1]]})
     assert "log ends" not in caught.value.what
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("elsewhere", [{"executor": "ray"}, {"extra_args": {"nnodes": 2, "node_rank": 0}}])
+def test_several_machines_have_no_roof_and_the_record_says_so(tmp_path: Path, elsewhere: dict[str, Any]) -> None:
+    record = bench(tmp_path, device="cpu", tensor_parallel=2, **elsewhere)
+    assert record.analysis is not None and record.analysis.verdict == "no-roof"
+    assert record.engine is not None and record.engine.notes == (NO_SHARED_ROOF,)
 
 
 def test_a_python_that_is_not_there(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from harness.engines.base import Engine, PairOpener, Rig
 from harness.engines.text import load_tokenizer, longest_prompt
 from harness.engines.vllm_inproc.variables import Variables, bound_cores
 from harness.engines.vllm_setup import (
+    NO_SHARED_ROOF,
     Selections,
     has_audit,
     model_folder,
@@ -66,7 +67,7 @@ class VllmRig(Rig):
         from harness.engines.native.machine import open_probe
 
         if self.device.kind != "cpu" and self._engine.world_size > 1:
-            self._notes.append("no roof: several devices share a step, and one's memory alone would be probed")
+            self._notes.append(NO_SHARED_ROOF)
             return None
         return open_probe(self._config.probe, self._executor, self._notes.append)
 

@@ -22,10 +22,10 @@ class AskedWorker:
     """Mixed into vLLM's workers (`worker_extension_cls`), each of which answers for its process, between requests."""
 
     def harness_collect_counts(self) -> None:
-        """`Counts.collect`."""
+        """`Session.collect`."""
         session = vllm_plugin.open_session()
         if session is not None:
-            session.paths.counts.collect()
+            session.collect()
 
     def harness_parameter_hashes(self) -> dict[str, tuple[str, str]]:
         """`Linears.hashes`; nothing outside contests."""

@@ -39,6 +39,11 @@ class Session:
         self.paths.counts.collect()
         return self._report()
 
+    def collect(self) -> None:
+        """What others see of this process is that of now: its counters, and the scratch that kernels keep."""
+        self.paths.counts.collect()
+        self._write()
+
     def _report(self) -> PluginReport:
         """Without a look at the card, which would end the capture of a graph."""
         return PluginReport(

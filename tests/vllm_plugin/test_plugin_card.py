@@ -247,7 +247,8 @@ def test_layers_share_one_scratch_and_keep_no_cache(tmp_path: Path) -> None:
     for contexts in ([17], [5, 48, 1], [9, 4]):
         for ours in layers:
             attend(session, ours, contexts)
-    assert session.report().kept_bytes == 3 * HEADS.num_heads * 3 * (HEADS.head_dim + 2) * 4
+    session.collect()
+    assert read_reports(tmp_path)[0].kept_bytes == 3 * HEADS.num_heads * 3 * (HEADS.head_dim + 2) * 4
     q, cache, filled, out, _ = step([30])
     kept = [weakref.ref(tensor) for tensor in (q, cache.keys, cache.values, cache.table, filled, out)]
     assert session.gpu_attentions.decode(layers[0], q, cache, filled, out)

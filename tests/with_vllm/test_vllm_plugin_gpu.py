@@ -3,6 +3,7 @@ vLLM's attention for GPUs calls is written out in torch. No graph is captured.""
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from selections import calls, save_attention_table, save_table
 from test_vllm_plugin_attention import STEPS, answers, assert_agree, counted, num_attending
 from tiny_vllm import opened, vllm_config
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, UnavailableError
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import Parameters
 from harness.vllm_plugin import install, open_session
@@ -119,3 +120,78 @@ def test_a_table_of_another_card_is_refused(tmp_path: Path) -> None:
     table = save_table(tmp_path / "t", model, "gpu-gemv", device=HOST.model_copy(update={"name": "another"}))
     with pytest.raises(ConfigError, match="measured elsewhere: device"), opened(model, selection=str(table)):
         pass
+
+
+def config_of(backend: Any = None, **parallel: Any) -> Any:
+    """What the plugin asks of vLLM's configuration."""
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**parallel), attention_config=SimpleNamespace(backend=backend),
+        model_config=SimpleNamespace(rswa_window=None),
+    )  # fmt: skip
+
+
+def test_attention_is_asked_for_where_the_table_lists_it_and_nobody_else_was(tmp_path: Path) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    from harness.selection import load_table
+    from harness.vllm_plugin.layers import _settle_gpu
+
+    model = vllm_config(tmp_path, "qwen3")
+    products = load_table(save_table(tmp_path / "p", model, "gpu-gemv", device=HOST))
+    attention = load_table(save_attention_table(tmp_path / "a", model, "gpu-decode", None, device=HOST))
+    for tables, asked, found in (
+        ((products,), None, None),
+        ((products, attention), None, AttentionBackendEnum.CUSTOM),
+        ((attention,), AttentionBackendEnum.TRITON_ATTN, AttentionBackendEnum.TRITON_ATTN),
+    ):
+        config = config_of(asked, enable_dbo=False)
+        _settle_gpu(config, tables)
+        assert config.attention_config.backend is found
+    with pytest.raises(UnavailableError, match="dual-batch overlap"):
+        _settle_gpu(config_of(enable_dbo=True), (products,))
+
+
+@pytest.mark.parametrize(
+    "parallel, window, shares",
+    [
+        ({}, None, False),  # 0.18 knows neither
+        ({"decode_context_parallel_size": 1, "prefill_context_parallel_size": 1}, None, False),
+        ({"decode_context_parallel_size": 2, "prefill_context_parallel_size": 1}, None, True),
+        ({"decode_context_parallel_size": 1, "prefill_context_parallel_size": 4}, None, True),
+        ({}, 128, True),
+    ],
+)
+def test_a_part_of_a_context_is_not_ours(
+    parallel: dict[str, int], window: int | None, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.vllm_plugin import attention_problem
+
+    config = config_of(**parallel)
+    config.model_config.rswa_window = window
+    monkeypatch.setattr(attention_problem, "get_current_vllm_config", lambda: config)
+    assert attention_problem._shares_contexts() is shares
+
+
+def test_an_output_that_is_quantized_within_is_vllms(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness.vllm_plugin import gpu_attention
+
+    ours = object.__new__(gpu_attention.SelectedAttention)
+    monkeypatch.setattr(gpu_attention.StockImpl, "forward", lambda self, *arguments, **named: "vllm's")
+    monkeypatch.setattr(gpu_attention.SelectedAttention, "_known", lambda self, layer: "a layer")
+    monkeypatch.setattr(gpu_attention.SelectedAttention, "_attends", lambda self, *arguments: True)
+    assert ours.forward("layer", "q", "k", "v", "cache", "metadata", "out", None, None) == "out"
+    assert ours.forward("layer", "q", "k", "v", "cache", "metadata", "out", output_scale=None) == "out"
+    assert ours.forward("layer", "q", "k", "v", "cache", "metadata", "out", "scale", None) == "vllm's"
+    assert ours.forward("layer", "q", "k", "v", "cache", "metadata", "out", output_block_scale="scale") == "vllm's"
+    assert ours.forward("layer", "q", "k", "v", "cache", None, "out") == "vllm's"
+
+
+def test_graphs_hold_steps_of_one_new_token_alone() -> None:
+    from vllm.v1.attention.backend import AttentionCGSupport
+
+    from harness.vllm_plugin.gpu_attention import SelectedAttentionBackend, Stock
+
+    builder = SelectedAttentionBackend.get_builder_cls()
+    assert issubclass(builder, Stock.get_builder_cls())
+    assert builder.get_cudagraph_support(None, None) == AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    assert Stock.get_builder_cls()._cudagraph_support == AttentionCGSupport.ALWAYS

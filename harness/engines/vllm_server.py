@@ -23,6 +23,7 @@ from harness.engines.vllm_setup import (
     NO_SHARED_ROOF,
     Selections,
     has_audit,
+    has_roof,
     model_folder,
     our_variables,
     plugin_arguments,
@@ -128,10 +129,10 @@ class VllmServerRig(Rig):
         self.device = self._probed.device or DeviceInfo(kind="unknown", name="vllm-server")
 
     def open_probe(self) -> Probe | None:
-        alone = self._engine.world_size == 1 or (self.device.kind == "cpu" and self._engine.is_on_one_machine)
-        if not alone:
+        if not has_roof(self._engine, self.device):
             self._probed.notes.append(NO_SHARED_ROOF)
-        return self._probed.open_probe() if alone else None
+            return None
+        return self._probed.open_probe()
 
     def open_engine(self, log_dir: Path) -> VllmServer:
         """Ready: it answers, under a name that no other server has, and the port is held by a process of ours."""

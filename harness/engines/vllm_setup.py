@@ -74,6 +74,12 @@ def _tables(options: VllmOptions) -> tuple[str, ...]:
     return () if options.selection is None else tuple(filter(None, options.selection.split(os.pathsep)))
 
 
+def has_roof(options: VllmOptions, device: DeviceInfo) -> bool:
+    """Whether a step reads the memory of one device alone, so that a probe of it is its roof: workers on a CPU share
+    the machine's."""
+    return options.world_size == 1 or (device.kind == "cpu" and options.is_on_one_machine)
+
+
 def has_audit(variables: Mapping[str, str]) -> bool:
     """Whether workers can tell their parameters' hashes: in a contest with a selection."""
     settings = read_settings(variables)

@@ -20,6 +20,7 @@ from harness.engines.vllm_setup import (
     NO_SHARED_ROOF,
     Selections,
     has_audit,
+    has_roof,
     model_folder,
     plugin_arguments,
     selections,
@@ -66,7 +67,7 @@ class VllmRig(Rig):
     def open_probe(self) -> Probe | None:
         from harness.engines.native.machine import open_probe
 
-        if self.device.kind != "cpu" and self._engine.world_size > 1:
+        if not has_roof(self._engine, self.device):
             self._notes.append(NO_SHARED_ROOF)
             return None
         return open_probe(self._config.probe, self._executor, self._notes.append)

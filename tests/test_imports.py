@@ -54,7 +54,7 @@ leaves = (
     'harness.engines.vllm_inproc.resolved', 'harness.vllm_plugin.layers', 'harness.vllm_plugin.op',
     'harness.vllm_plugin.session', 'harness.vllm_plugin.linear', 'harness.vllm_plugin.attention',
     'harness.vllm_plugin.cpu_attention', 'harness.vllm_plugin.attention_problem',
-    'harness.vllm_plugin.counts', 'harness.vllm_plugin.machine', 'harness.vllm_plugin.streams',
+    'harness.vllm_plugin.counts', 'harness.vllm_plugin.machine', 'harness.vllm_plugin.moves',
     'harness.vllm_plugin.gpu_attention', 'harness.vllm_plugin.delta',
 )
 for info in pkgutil.walk_packages(harness.__path__, 'harness.', onerror=lambda name: None):

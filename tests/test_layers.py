@@ -16,7 +16,7 @@ HEAVY_LEAVES = (
     "harness.engines.vllm_inproc.resolved", "harness.vllm_plugin.layers", "harness.vllm_plugin.op",
     "harness.vllm_plugin.session", "harness.vllm_plugin.linear", "harness.vllm_plugin.attention",
     "harness.vllm_plugin.cpu_attention", "harness.vllm_plugin.attention_problem",
-    "harness.vllm_plugin.counts", "harness.vllm_plugin.machine", "harness.vllm_plugin.streams",
+    "harness.vllm_plugin.counts", "harness.vllm_plugin.machine", "harness.vllm_plugin.moves",
     "harness.vllm_plugin.gpu_attention", "harness.vllm_plugin.delta",
 )  # fmt: skip
 LIGHT_ONLY = ("harness.cli.",)

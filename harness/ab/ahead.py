@@ -46,7 +46,7 @@ def jobs_of_model(name: str, spec: ModelSpec, device: DeviceInfo) -> tuple[list[
             reasons.append(none.what)
             continue
         for case, backend in itertools.product(posed, registry.all().values()):
-            if _compiles_at_launch(backend) and backend.supports(case.problem, device).ok:
+            if backend.compiles_at_launch and backend.supports(case.problem, device).ok:
                 jobs.append(Job(case, backend, tuple(backend.tuning(case.problem, device)) or ({},)))
     return jobs, reasons
 
@@ -57,7 +57,7 @@ def jobs_of_table(table: SelectionTable) -> list[Job]:
     return [
         Job(Case(entry.op, entry.role, entry.problem, Calls(0, 0), entry.context), backend, (entry.parameters,))
         for entry, backend in chosen
-        if _compiles_at_launch(backend)
+        if backend.compiles_at_launch
     ]
 
 
@@ -77,7 +77,3 @@ def compile_jobs(jobs: Sequence[Job], dtype: str, target: str, device: DeviceInf
 
 def _launches(job: Job, places: Places, device: DeviceInfo, parameters: Parameters) -> tuple[Launch, ...]:
     return places.bind(job.backend, parameters, Executor(device)).launches
-
-
-def _compiles_at_launch(backend: type[Any]) -> bool:
-    return getattr(backend, "compiles_at_launch", False)

@@ -184,7 +184,7 @@ class Comparison:
     def _tuned(self, case: Case, name: str) -> Parameters:
         """Of the settings that a backend lists for this problem; chosen only: the comparison measures it again."""
         backend = self._backends.get(name)
-        space = getattr(backend, "tuning", lambda *_: ())(case.problem, self._executor.device)
+        space = backend.tuning(case.problem, self._executor.device)
         if not space or not backend.supports(case.problem, self._executor.device).ok:
             return {}
         operands, sides = self._open(case, [(name, setting) for setting in space], self._config.seed)

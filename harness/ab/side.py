@@ -63,7 +63,7 @@ def open_side(
     row = side.row.model_copy(
         update={"read_bytes": bound.read_bytes, "write_bytes": bound.write_bytes, "note": bound.note}
     )
-    return Side(row, bound.launches, call_s, getattr(backend, "uses_pool", False))
+    return Side(row, bound.launches, call_s, backend.uses_pool)
 
 
 def _bind(

@@ -192,12 +192,7 @@ class AttentionBackend(Protocol):
         raise NotImplementedError(f"{self.name} takes a contiguous cache")
 
     def bind_requests(
-        self,
-        q: Tensor,
-        cache: BlockCache,
-        contexts: Tensor,
-        out: Tensor,
-        calls: Tensor | None,
+        self, q: Tensor, cache: BlockCache, contexts: Tensor, out: Tensor, calls: Tensor | None,
         problem: AttentionProblem,
     ) -> Launch:  # fmt: skip
         """One query of each request: q and out [requests, num_heads, head_dim]; contexts int32 [requests], 0 for a

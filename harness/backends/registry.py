@@ -57,8 +57,9 @@ class Choice:
 class Registry(Generic[B]):
     """The backends of one operation. `auto` tries those in `preference`, in that order; others go by name."""
 
-    def __init__(self, op: str, preference: tuple[str, ...]) -> None:
-        self._op = op
+    def __init__(self, op: str, protocol: type[Any], preference: tuple[str, ...]) -> None:
+        """protocol: what a backend is; a class that is none of its subclasses gets the defaults that it lacks."""
+        self._op, self._protocol = op, protocol
         self._preference = preference
         self._backends: dict[str, type[B]] = {}
         self._unavailable: dict[str, str] = {}
@@ -81,6 +82,9 @@ class Registry(Generic[B]):
                     f"a second {self._op} backend wants to be called {name!r}: {backend.__module__}",
                     "rename it, or uninstall the package that brings it",
                 )
+            for attribute, default in vars(self._protocol).items():
+                if not attribute.startswith("_") and not hasattr(backend, attribute):
+                    setattr(backend, attribute, default)
             backend.name = name
             self._backends[name] = backend
             return backend
@@ -160,10 +164,14 @@ class Registry(Generic[B]):
             self._unavailable[name] = f"{type(error).__name__}: {error}"
 
 
-linear_backends: Registry[LinearBackend] = Registry("linear", preference=("cpu-gemv", "torch-widened", "torch"))
-attention_backends: Registry[AttentionBackend] = Registry("attention", preference=("cpu-decode", "torch-sdpa"))
+linear_backends: Registry[LinearBackend] = Registry(
+    "linear", LinearBackend, preference=("cpu-gemv", "torch-widened", "torch")
+)
+attention_backends: Registry[AttentionBackend] = Registry(
+    "attention", AttentionBackend, preference=("cpu-decode", "torch-sdpa")
+)
 linear_attention_backends: Registry[LinearAttentionBackend] = Registry(
-    "linear_attention", preference=("cpu-recurrent", "torch-recurrent")
+    "linear_attention", LinearAttentionBackend, preference=("cpu-recurrent", "torch-recurrent")
 )
 REGISTRIES: dict[Op, Registry[Any]] = {
     "linear": linear_backends, "attention": attention_backends, "linear-attention": linear_attention_backends,

@@ -33,7 +33,7 @@ class PluginPath(Frozen):
     reason: str | None = None
     """Why vLLM's own path runs, where it is not that rows are too many; or why nothing comes this way."""
     num_calls: NonNegativeInt = 0
-    """Counted by the op itself when it ran."""
+    """Counted when it ran, by the op, or on a card by the kernel itself."""
 
 
 class PluginReport(Frozen):
@@ -44,7 +44,8 @@ class PluginReport(Frozen):
     """Fingerprints, in the order of HARNESS_SELECTION."""
     notes: tuple[str, ...] = ()
     kept_bytes: NonNegativeInt
-    """Memory beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts."""
+    """Memory beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts and
+    scratch."""
     paths: tuple[PluginPath, ...]
     is_switchable: bool = True
     """False: captured graphs keep the variant that was active when they were captured."""

@@ -73,10 +73,6 @@ class Attentions:
         self._paths, self._executor, self._write, self._keeps_prefixes = paths, executor, write, keeps_prefixes
         self._wrote: bool | None = None
 
-    def lists(self, problem: AttentionProblem) -> bool:
-        """Whether any table does, for one query."""
-        return any(table.find("attention", problem) for table in self._paths.tables)
-
     def add(self, name: str, decode: AttentionProblem, prompt: AttentionProblem) -> AttentionLayer:
         """Every variant's backends are made here: none of that is left to a request."""
         layer = AttentionLayer(name, decode, prompt, PlaceWriter(self._executor))

@@ -35,7 +35,7 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self._session, self._problems = model_session(), (decode_problem(self), prompt_problem(self))
         self._is_listed = (
-            self._session is not None and is_plain(self) and self._session.attentions.lists(self._problems[0])
+            self._session is not None and is_plain(self) and self._session.paths.lists("attention", self._problems[0])
         )
         self._layer: AttentionLayer | None = None
 

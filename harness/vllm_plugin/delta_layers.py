@@ -26,7 +26,7 @@ from harness.errors import UnavailableError
 from harness.specs.problem import DeltaProblem
 from harness.vllm_plugin import op
 from harness.vllm_plugin.delta import Delta, Tokens
-from harness.vllm_plugin.deltas import Deltas
+from harness.vllm_plugin.session import Session
 
 ATTRIBUTES = (
     "prefix", "conv1d", "A_log", "dt_bias", "tp_size", "num_k_heads", "num_v_heads", "head_k_dim",
@@ -51,7 +51,7 @@ def _core(mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, layer_
 
     context, session = get_forward_context(), op.current()
     layer = context.no_compile_layers[_resolve_layer_name(layer_name)]
-    delta = None if session is None else _known(session.deltas, layer)
+    delta = None if session is None else _known(session, layer)
     metadata = context.attn_metadata[layer.prefix] if isinstance(context.attn_metadata, dict) else None
     if session is None or delta is None or metadata is None or metadata.num_actual_tokens == 0:
         stock()  # nothing is listed, or vLLM only measures how much memory a step takes
@@ -59,9 +59,9 @@ def _core(mixed_qkv: Tensor, b: Tensor, a: Tensor, core_attn_out: Tensor, layer_
         session.deltas.run(delta, _tokens(layer, metadata, mixed_qkv, b, a, core_attn_out), stock)
 
 
-def _known(deltas: Deltas, layer: Any) -> Delta | None:
+def _known(session: Session, layer: Any) -> Delta | None:
     """Of a layer that a table lists; added at its first call, when weights are loaded and no request has come yet."""
-    delta = deltas.find(layer.prefix)
+    delta = session.deltas.find(layer.prefix)
     if delta is None:
         missing = [name for name in ATTRIBUTES if not hasattr(layer, name)]
         if missing:
@@ -69,9 +69,9 @@ def _known(deltas: Deltas, layer: Any) -> Delta | None:
                 f"vLLM's {type(layer).__name__} lacks {', '.join(missing)}",
                 "the plugin was made for vLLM 0.32; select no linear-attention",
             )
-        if deltas.lists(_problem(layer)):
+        if session.paths.lists("linear-attention", _problem(layer)):
             delta = _delta(layer)
-            deltas.add(delta)
+            session.deltas.add(delta)
     return delta
 
 

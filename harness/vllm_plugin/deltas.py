@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.specs.plugin import STOCK, PluginPath
-from harness.specs.problem import DeltaProblem
 from harness.vllm_plugin.delta import Delta, Key, Step, Tokens, bound_step
 from harness.vllm_plugin.paths import Paths
 
@@ -25,10 +24,6 @@ class Deltas:
     def kept_bytes(self) -> int:
         """Beside what vLLM alone would keep."""
         return sum(delta.kept_bytes for delta in self._by_name.values())
-
-    def lists(self, problem: DeltaProblem) -> bool:
-        """Whether any table has a step of this shape."""
-        return any(table.find("linear-attention", problem) for table in self._paths.tables)
 
     def find(self, name: str) -> Delta | None:
         """None for a layer that was not added."""
@@ -66,7 +61,7 @@ class Deltas:
             return _stock_row(delta, key, chosen), None
         entry, backend = chosen
         unfit = delta.unfit or _unfit(tokens)
-        if not getattr(backend, "norm_is_optional", False):
+        if not backend.norm_is_optional:
             unfit = f"{entry.backend}: its launch ends with the norm, which vLLM does itself (use cpu-recurrent)"
         if unfit:
             return _stock_row(delta, key, unfit), None

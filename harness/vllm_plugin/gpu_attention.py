@@ -65,7 +65,7 @@ class SelectedAttention(StockImpl):  # type: ignore[misc]
         super().__init__(*arguments, **named)
         self._session, self._problems = model_session(), (decode_problem(self), prompt_problem(self))
         self._is_listed = (
-            self._session is not None and is_plain(self) and self._session.gpu_attentions.lists(self._problems[0])
+            self._session is not None and is_plain(self) and self._session.paths.lists("attention", self._problems[0])
         )
         self._layer: GpuLayer | None = None
 

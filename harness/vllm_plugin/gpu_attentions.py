@@ -20,9 +20,9 @@ from harness.specs.problem import AttentionProblem
 from harness.specs.selection import SelectionEntry
 from harness.vllm_plugin.attention import OnGathered
 from harness.vllm_plugin.attentions import Request
+from harness.vllm_plugin.moves import Move, mover
 from harness.vllm_plugin.paths import Paths
 from harness.vllm_plugin.shared import OFF
-from harness.vllm_plugin.streams import Move, mover
 
 NOT_BY_REQUEST = "it does not read a server's cache (select gpu-decode or triton-decode)"
 
@@ -58,10 +58,6 @@ class GpuAttentions:
         """write: called when paths were added."""
         self._paths, self._write = paths, write
         self._backends: dict[int, Any] = {}
-
-    def lists(self, problem: AttentionProblem) -> bool:
-        """Whether any table does."""
-        return any(table.find("attention", problem) for table in self._paths.tables)
 
     def add(self, name: str, decode: AttentionProblem, prompt: AttentionProblem) -> GpuLayer:
         """Every variant's backends are made here: none of that is left to a request."""

@@ -12,7 +12,7 @@ from harness.backends.base import Launch, LinearBackend
 from harness.backends.weights import dtype_name
 from harness.errors import UnavailableError
 from harness.specs.problem import LinearProblem
-from harness.vllm_plugin.streams import mover
+from harness.vllm_plugin.moves import mover
 
 Product = Callable[[Tensor, "Tensor | None"], Tensor]
 """(x [..., k], bias as vLLM passes it) -> [..., n]."""

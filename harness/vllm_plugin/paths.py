@@ -46,6 +46,10 @@ class Paths:
         """`shared.switch` for this process, where no folder is named."""
         self._active[0] = variant
 
+    def lists(self, op: Op, problem: Problem) -> bool:
+        """Whether any table does."""
+        return any(table.find(op, problem) for table in self.tables)
+
     def chosen(self, op: Op, variant: int, problem: Problem) -> tuple[SelectionEntry, Any] | str | None:
         """(entry, backend) that a variant has for a problem, or why vLLM's own path runs: None where all is off."""
         if not OFF <= variant < len(self.tables):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.base import Support
+from harness.backends.base import LinearBackend, Support
 from harness.backends.registry import Registry, attention_backends, linear_backends
 from harness.errors import ConfigError, UnavailableError
 from harness.specs.device import DeviceInfo
@@ -37,7 +37,7 @@ class Toy:
 def toys(monkeypatch: pytest.MonkeyPatch) -> Registry:
     """One backend for m = 1 and one for any m, and no discovery."""
     monkeypatch.setattr(Registry, "_discover", lambda self: None)
-    registry = Registry("toy", preference=("not-installed", "one-row", "any"))
+    registry = Registry("toy", LinearBackend, preference=("not-installed", "one-row", "any"))
 
     @registry.register("any")
     class Any(Toy):
@@ -83,6 +83,13 @@ def test_a_class_that_is_no_backend_is_refused(toys):
     with pytest.raises(ConfigError, match="'half' lacks read_bytes, bind"):
         toys.register("half")(type("Half", (), {"contest_legal": True, "supports": Toy.supports}))
     assert "half" not in toys.all()
+
+
+def test_a_class_of_its_own_gets_the_defaults_that_it_lacks(toys: Registry) -> None:
+    found = toys.get("any")
+    assert not found.counts_calls and not found.uses_pool and found.note == "" and found.tuning(None, None) == ()
+    made = found()
+    assert made.read_bytes(None, 1) == 0 and made.kept_bytes(None) == 0, "what it has stays its own"
 
 
 def test_an_unknown_name_lists_the_known(toys):

@@ -149,7 +149,7 @@ def test_what_a_table_lacks_has_a_reason():
     assert rows(session)[0, None, "torch-sdpa"] == (0, NO_PROMPT)
     assert rows(session)[-1, 1, "vllm"] == (0, None), "it was switched off"
     unlisted = DECODE.model_copy(update={"num_heads": 6})
-    assert session.attentions.lists(DECODE) and not session.attentions.lists(unlisted)
+    assert session.paths.lists("attention", DECODE) and not session.paths.lists("attention", unlisted)
     half, layer = opened(table("torch-sdpa", dtype="F16"), dtype="F16")
     assert rows(half)[0, 1, "vllm"] == (0, "no CPU kernel writes a cache of F16")
     assert not half.attentions.is_ours(layer)

@@ -165,7 +165,7 @@ def attend(session: Session, ours: GpuLayer, contexts: list[int]) -> None:
 def test_decode_steps_of_any_number_of_requests(tmp_path: Path) -> None:
     """Tensors lie elsewhere in each step, as in one that is not captured."""
     session = opened(tmp_path, (entry("gpu-decode", HEADS.model_copy(update={"max_context": 999}), num_splits=3),))
-    assert session.gpu_attentions.lists(HEADS)
+    assert session.paths.lists("attention", HEADS)
     ours = session.gpu_attentions.add("model.layers.0.attn", HEADS, PROMPT)
     for contexts in ([17], [40], [1, 30], [17], [5, 48]):
         attend(session, ours, contexts)

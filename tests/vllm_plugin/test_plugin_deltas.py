@@ -156,8 +156,8 @@ def test_why_a_step_is_vllms_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_only_what_a_table_lists_is_of_interest() -> None:
     session = opened(table("cpu-recurrent"))
-    assert session.deltas.lists(STEP)
-    assert not session.deltas.lists(STEP.model_copy(update={"num_key_heads": 4}))
+    assert session.paths.lists("linear-attention", STEP)
+    assert not session.paths.lists("linear-attention", STEP.model_copy(update={"num_key_heads": 4}))
     assert session.deltas.find(NAME) is None
     assert session.deltas.find(layer(session).name) is not None
     session.close()

@@ -8,13 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from harness.backends.base import Executor  # noqa: E402  # behind the skip
+from harness.backends.base import Executor, Support  # noqa: E402  # behind the skip
+from harness.backends.registry import linear_backend, linear_backends  # noqa: E402
 from harness.errors import ConfigError, UnavailableError  # noqa: E402
 from harness.specs.device import DeviceInfo  # noqa: E402
 from harness.specs.problem import LinearProblem  # noqa: E402
 from harness.specs.selection import Evidence, SelectionEntry, SelectionTable  # noqa: E402
 from harness.vllm_plugin.audit import tensor_hash  # noqa: E402
-from harness.vllm_plugin.counts import OpCounts  # noqa: E402
+from harness.vllm_plugin.counts import CardCounts, Counts, OpCounts  # noqa: E402
 from harness.vllm_plugin.linear import Linear  # noqa: E402
 from harness.vllm_plugin.linears import SHARED  # noqa: E402
 from harness.vllm_plugin.machine import Machine  # noqa: E402
@@ -83,6 +84,41 @@ def test_rows_that_are_listed_run_on_their_backend(backend: str, bias: bool) -> 
     assert counted(session) == {(0, 1, backend): 1, (0, 4, backend): 3}
     x = torch.randn(K, 4).t()  # not contiguous
     assert torch.allclose(session.linears.product(x, linear.weight, linear.bias).double(), exact(x, linear), atol=1e-4)
+
+
+@pytest.mark.parametrize("on_card", [False, True], ids=["cpu", "card"])
+def test_a_backend_of_somebodys_that_has_what_the_readme_asks_alone(
+    on_card: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No base class, and nothing that may be left out."""
+
+    class Mine:
+        contest_legal = True
+
+        def __init__(self, executor: Any) -> None: ...
+
+        @staticmethod
+        def supports(problem: Any, device: Any) -> Support:
+            return Support.yes()
+
+        def prepare(self, weight: Any, bias: Any, problem: Any) -> Any:
+            return weight
+
+        def read_bytes(self, packed: Any, m: int) -> int:
+            return int(packed.nbytes)
+
+        def bind(self, x: Any, packed: Any, out: Any) -> Any:
+            return lambda: torch.mm(x, packed.t(), out=out)
+
+    linear_backends.all()
+    monkeypatch.setattr(linear_backends, "_backends", dict(linear_backends._backends))
+    linear_backend("mine")(Mine)  # type: ignore[type-var]
+    counts: Counts = CardCounts(None, torch.device("cpu")) if on_card else OpCounts(None)
+    tables = (table(("mine", 1)),)
+    session = Session(Settings((Path("t.yaml"),)), tables, Machine(Executor(CPU), counts))
+    linear, x = layer(session), torch.randn(1, K)
+    assert torch.allclose(session.linears.product(x, linear.weight, None).double(), exact(x, linear), atol=1e-4)
+    assert counted(session) == {(0, 1, "mine"): 1}
 
 
 def test_other_rows_are_vllms_own_and_say_why() -> None:

@@ -30,14 +30,13 @@ class LinearPlaces:
     def bind(self, backend: type[Any], parameters: Parameters, executor: Executor) -> Bound:
         made = backend(executor, **parameters)
         packed = [made.prepare(weight, self._bias, self._problem) for weight in self._weights]
-        kept = getattr(made, "kept_bytes", lambda one: 0)
         launches = tuple(made.bind(self._x, one, self._out) for one in packed)
         return Bound(
             launches=launches,
             read_bytes=made.read_bytes(packed[0], self._problem.m),
             write_bytes=0,
-            kept_bytes=sum(kept(one) for one in packed),
-            note=getattr(made, "note", ""),
+            kept_bytes=sum(made.kept_bytes(one) for one in packed),
+            note=made.note,
         )
 
 

@@ -56,12 +56,7 @@ class TritonDecode(AttentionBackend):
         return launch
 
     def bind_requests(
-        self,
-        q: Tensor,
-        cache: BlockCache,
-        contexts: Tensor,
-        out: Tensor,
-        calls: Tensor | None,
+        self, q: Tensor, cache: BlockCache, contexts: Tensor, out: Tensor, calls: Tensor | None,
         problem: AttentionProblem,
     ) -> Launch:  # fmt: skip
         keys, values = cache.keys.transpose(1, 2), cache.values.transpose(1, 2)

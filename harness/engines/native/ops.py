@@ -179,7 +179,7 @@ class OpTable:
         """
         steps = (row for row in self._chosen if row.phase == "decode" and row.batch == batch)
         names = {row.backend for row in steps if row.op == "linear"}
-        return all(getattr(linear_backends.get(name), "uses_pool", False) for name in names)
+        return all(linear_backends.get(name).uses_pool for name in names)
 
     def _instance(self, op: str, choice: Choice) -> Any:
         key = (op, choice.backend.name, tuple(choice.parameters.items()))

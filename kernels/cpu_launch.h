@@ -37,38 +37,47 @@ void for_each_share(cpu_pool* pool, int64_t count, Body body) {
   cpu_pool_run(pool, task, &launch);
 }
 
-// [0, count) in pieces that whoever is free takes next, each a 2 x threads'th of what is left: the first are long, as
-// prefetchers like them, the last so short that nobody waits long for the thread that took it. Pieces are multiples of
-// `grain`, but for the last.
+// [begin, end).
+struct Piece {
+  int64_t begin = 0, end = 0;
+};
+
+// [0, count) in pieces that whoever is free takes next, each about a 2 x threads'th of what is left: the first are long,
+// as prefetchers like them, the last so short that nobody waits long for the thread that took it. Pieces are odd
+// multiples of `grain`, but for the last: a piece cut into `grain` streams of rows has them an odd number of rows apart,
+// which spreads them over a cache's sets where a row is a power of two long.
 class Pieces {
  public:
   Pieces(int64_t count, int64_t grain, int num_threads) : count_(count), grain_(grain), parts_(2 * num_threads) {}
 
-  // Calls body(begin, end) for the pieces that this thread gets. Every thread walks all pieces, and skips the others'.
+  // Calls body(piece, next) for the pieces that this thread gets, so that the first lines of `next` can be fetched
+  // while `piece` ends. The last one's next is empty.
   template <class Body>
   void take(Body body) {
-    int64_t mine = next_.fetch_add(1, std::memory_order_relaxed);
-    for (int64_t begin = 0, index = 0; begin < count_; ++index) {
-      const int64_t end = begin + size(count_ - begin);
-      if (index == mine) {
-        body(begin, end);
-        mine = next_.fetch_add(1, std::memory_order_relaxed);
-      }
-      begin = end;
+    int64_t index = 0, begin = 0;
+    const auto claim = [&] {  // every thread walks all pieces, and skips the others'
+      const int64_t mine = next_.fetch_add(1, std::memory_order_relaxed);
+      for (; index < mine && begin < count_; ++index) begin = end_of(begin);
+      return begin < count_ ? Piece{begin, end_of(begin)} : Piece{};
+    };
+    for (Piece piece = claim(); piece.begin < piece.end;) {
+      const Piece next = claim();
+      body(piece, next);
+      piece = next;
     }
   }
 
  private:
-  int64_t size(int64_t left) const {
-    const int64_t grains = left / (parts_ * grain_);
-    return std::min(left, std::max<int64_t>(grains, 2) * grain_);
+  int64_t end_of(int64_t begin) const {
+    const int64_t left = count_ - begin, grains = left / (parts_ * grain_);
+    return begin + std::min(left, (std::max<int64_t>(grains, 2) | 1) * grain_);
   }
 
   const int64_t count_, grain_, parts_;
   std::atomic<int64_t> next_{0};
 };
 
-// Calls body(begin, end) for pieces of [0, count), on the pool's threads.
+// Calls body(piece, next) for pieces of [0, count), on the pool's threads.
 template <class Body>
 void for_each_piece(cpu_pool* pool, int64_t count, int64_t grain, Body body) {
   struct Launch {

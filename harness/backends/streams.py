@@ -14,6 +14,7 @@ from harness.specs.problem import Parameters
 
 WITH_AVX512 = (8, 1024)
 WITHOUT = (4, 256)
+DISTANCES = (0, 256, 1024)
 
 
 def streams_or_default(
@@ -25,4 +26,4 @@ def streams_or_default(
 
 
 def stream_space() -> Sequence[Parameters]:
-    return [{"num_streams": streams, "prefetch_bytes": distance} for streams in (4, 8) for distance in (0, 256, 1024)]
+    return [{"num_streams": streams, "prefetch_bytes": distance} for streams in (4, 8) for distance in DISTANCES]

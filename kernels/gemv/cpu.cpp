@@ -1,19 +1,19 @@
 // out[m, n] = x[m, k] @ weight[n, k]^T + bias[n] for few rows of x, as fast as the weight can be read.
 //
 // Each weight is used once per row of x, so the product is bound by memory for m up to about 8, and all that counts is
-// how the weight is read. A thread takes one contiguous range of rows after another, cut again into `num_streams` long
-// runs of which it reads one row each in turns: a hardware prefetcher follows every run, which together keep more lines in flight
-// than one run does (on a Sapphire Rapids core 8 runs read 1.3 times as fast as one; neighbouring rows do not help, as
-// they share their pages). Software prefetch carries the runs across page ends, where hardware prefetchers stop.
+// how the weight is read: streams.h.
 //
 // x is brought into the form that products take (simd.h) once a launch, and a line of the weight is widened once for all
 // rows of x. Accumulates in fp32. With AVX-512 BF16 the products of a pair of columns are added before they meet the
-// accumulator, and denormals count as zero: results differ from the other variants in the last bits.
+// accumulator, and denormals count as zero: results differ from the other variants in the last bits. Several rows of x
+// are multiplied by tiles where there are some: cpu_tiles.h.
 #include <cstdint>
 #include <cstring>
 
 #include "cpu_launch.h"
+#include "cpu_tiles.h"
 #include "simd.h"
+#include "streams.h"
 
 namespace {
 
@@ -24,12 +24,12 @@ constexpr int kAccumulators = kLanes == 16 ? 16 : 8;
 
 template <class T>
 struct Gemv {
-  const Factor<T>* x;
-  const T* weight;
+  Weight<T> weight;
   const T* bias;  // may be null
+  const Factor<T>* x;
   void* out;
   void (*store_out)(void* out, int64_t index, float value);
-  int64_t k, x_stride, out_stride, prefetch_bytes;
+  int64_t x_stride, out_stride;
 };
 
 template <class Out>
@@ -45,54 +45,55 @@ vec add_tail(vec accumulator, const T* weight, const Factor<T>* x, int64_t count
   return add_line(accumulator, padded, x);
 }
 
-// Row `row` of the first stream and the rows `stream_rows`, 2 stream_rows, ... behind it, against M rows of x.
+// A row of each stream against M rows of x.
 template <class T, int M, int Streams>
-void one_row_of_each(const Gemv<T>& g, int64_t row, int64_t stream_rows) {
-  const T* weight = g.weight + row * g.k;
-  const int64_t stream = stream_rows * g.k;
+void one_row_of_each(const Gemv<T>& g, const Turn<T>& turn, const Turn<T>& ahead) {
   vec sums[Streams][M] = {};
-  int64_t column = 0;
-  for (; column + kPerLine<T> <= g.k; column += kPerLine<T>)
-    for (int s = 0; s < Streams; ++s) {
-      const T* line = weight + s * stream + column;
-      __builtin_prefetch(reinterpret_cast<const char*>(line) + g.prefetch_bytes);
-      for (int m = 0; m < M; ++m) sums[s][m] = add_line(sums[s][m], line, g.x + m * g.x_stride + column);
-    }
+  const int64_t column = for_each_line<Streams>(g.weight, turn, ahead, [&](int64_t column) {
+    for (int s = 0; s < Streams; ++s)
+      for (int m = 0; m < M; ++m)
+        sums[s][m] = add_line(sums[s][m], turn.line(s, column), g.x + m * g.x_stride + column);
+  });
+  const int64_t rest = g.weight.k - column;
   for (int s = 0; s < Streams; ++s)
     for (int m = 0; m < M; ++m) {
-      const T* rest = weight + s * stream + column;
-      if (column < g.k) sums[s][m] = add_tail(sums[s][m], rest, g.x + m * g.x_stride + column, g.k - column);
-      const int64_t n = row + s * stream_rows;
+      if (rest > 0) sums[s][m] = add_tail(sums[s][m], turn.line(s, column), g.x + m * g.x_stride + column, rest);
+      const int64_t n = turn.row + s * turn.stream_rows;
       const float bias = g.bias == nullptr ? 0.0f : to_float(g.bias[n]);
       g.store_out(g.out, m * g.out_stride + n, sum(sums[s][m]) + bias);
     }
 }
 
+// The streams, then the few rows that they leave.
 template <class T, int M, int Streams>
-void rows(const Gemv<T>& g, int64_t begin, int64_t end) {
-  const int64_t stream_rows = (end - begin) / Streams;
-  for (int64_t row = begin; row < begin + stream_rows; ++row) one_row_of_each<T, M, Streams>(g, row, stream_rows);
-  for (int64_t row = begin + Streams * stream_rows; row < end; ++row) one_row_of_each<T, M, 1>(g, row, 0);
+void multiply_rows(const Gemv<T>& g, Piece piece, Piece next) {
+  for_each_turn<Streams>(g.weight, piece, next, [&](const Turn<T>& turn, const Turn<T>& ahead) {
+    one_row_of_each<T, M, Streams>(g, turn, ahead);
+  });
+  const Piece rest{piece.end - (piece.end - piece.begin) % Streams, piece.end};
+  for_each_turn<1>(g.weight, rest, Piece{}, [&](const Turn<T>& turn, const Turn<T>& ahead) {
+    one_row_of_each<T, M, 1>(g, turn, ahead);
+  });
 }
 
 template <class T>
-using Rows = void (*)(const Gemv<T>&, int64_t begin, int64_t end);
+using Kernel = void (*)(const Gemv<T>&, Piece piece, Piece next);
 
 // The most streams, up to `wanted`, whose sums stay in registers.
 template <class T, int M>
-Rows<T> with_streams(int64_t wanted) {
+Kernel<T> with_streams(int64_t wanted) {
   if constexpr (8 * M <= kAccumulators)
-    if (wanted >= 8) return rows<T, M, 8>;
+    if (wanted >= 8) return multiply_rows<T, M, 8>;
   if constexpr (4 * M <= kAccumulators)
-    if (wanted >= 4) return rows<T, M, 4>;
+    if (wanted >= 4) return multiply_rows<T, M, 4>;
   if constexpr (2 * M <= kAccumulators)
-    if (wanted >= 2) return rows<T, M, 2>;
-  return rows<T, M, 1>;
+    if (wanted >= 2) return multiply_rows<T, M, 2>;
+  return multiply_rows<T, M, 1>;
 }
 
 template <class T>
-Rows<T> pick(int64_t m, int64_t num_streams) {
-  constexpr Rows<T> (*kByRows[kMaxRows])(int64_t) = {with_streams<T, 1>, with_streams<T, 2>, with_streams<T, 3>,
+Kernel<T> pick(int64_t m, int64_t num_streams) {
+  constexpr Kernel<T> (*kByRows[kMaxRows])(int64_t) = {with_streams<T, 1>, with_streams<T, 2>, with_streams<T, 3>,
                                                      with_streams<T, 4>, with_streams<T, 5>, with_streams<T, 6>,
                                                      with_streams<T, 7>, with_streams<T, 8>};
   return kByRows[m - 1](num_streams);
@@ -105,12 +106,18 @@ Rows<T> pick(int64_t m, int64_t num_streams) {
 template <class T, class Out>
 void gemv(const T* x, const T* weight, const T* bias, Out* out, float* scratch, int64_t m, int64_t n, int64_t k,
           int64_t x_stride, int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
+  const Weight<T> weight_rows{weight, k, prefetch_bytes};
+#if defined(HAVE_TILES)
+  if constexpr (std::is_same_v<T, bf16>)
+    if (m > 1 && tiles_usable())
+      return tiled_gemv(weight_rows, x, bias, out, scratch, m, n, x_stride, out_stride, pool);
+#endif
   auto* factors = reinterpret_cast<Factor<T>*>(scratch);
   const int64_t stride = whole_lines(k, kPerLine<T>);
   for (int64_t row = 0; row < m; ++row) make_factors(x + row * x_stride, k, factors + row * stride);
-  const Gemv<T> g{factors, weight, bias, out, store_as<Out>, k, stride, out_stride, prefetch_bytes};
-  const Rows<T> kernel = pick<T>(m, num_streams);
-  for_each_piece(pool, n, kMaxStreams, [&](int64_t begin, int64_t end) { kernel(g, begin, end); });
+  const Gemv<T> g{weight_rows, bias, factors, out, store_as<Out>, stride, out_stride};
+  const Kernel<T> kernel = pick<T>(m, num_streams);
+  for_each_piece(pool, n, kMaxStreams, [&](Piece piece, Piece next) { kernel(g, piece, next); });
 }
 
 }  // namespace

@@ -110,6 +110,41 @@ def test_scratch_is_fp32_whatever_the_default_is(name, m, monkeypatch):
     assert_product(out, x, weight, None)
 
 
+def test_settings_that_make_no_difference_are_not_tried():
+    tiles, backend = (
+        DeviceInfo(kind="cpu", name="a test's CPU", features=("amx_bf16",)),
+        linear_backends.get("cpu-gemv"),
+    )
+    names = {
+        (device is tiles, m, dtype): {name for setting in backend.tuning(problem, device) for name in setting}
+        for device in (CPU, tiles)
+        for m in (1, 2)
+        for dtype in DTYPES
+        for problem in [LinearProblem(m=m, n=8, k=64, dtype=dtype)]
+    }
+    assert {case for case, found in names.items() if found == {"prefetch_bytes"}} == {(True, 2, "BF16")}
+    assert set.union(*names.values()) == {"num_streams", "prefetch_bytes"}
+
+
+def test_it_and_a_library_multiply_in_turns(cpu_pool):
+    """Both may use a thread's tiles (kernels/tiles.h), whose shapes each must set for itself."""
+    launches = []
+    for name, m, pool in (
+        ("cpu-gemv", 3, cpu_pool),
+        ("torch", 64, cpu_pool),
+        ("cpu-gemv", 8, None),
+        ("torch", 16, None),
+    ):
+        problem = LinearProblem(m=m, n=192, k=320, dtype="BF16")
+        x, weight, _ = tensors(problem)
+        out = torch.empty((m, 192), dtype=torch.bfloat16)
+        launches.append((bound(name, problem, pool, x, weight, None, out), out, x, weight))
+    for launch, out, x, weight in launches * 3:
+        out.fill_(torch.nan)
+        launch()
+        assert_product(out, x, weight, None)
+
+
 def test_a_launch_moves_to_other_buffers(cpu_pool):
     """The product of what lies there now, written there; the buffers it was bound with keep theirs."""
     problem = LinearProblem(m=3, n=24, k=64, dtype="BF16")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from builds import BUILDS, TILE_BUILDS, kernels_of
 from native_calls import Guarded, assert_close, exact, stored
 
 from harness.backends.launch import whole_lines
@@ -10,6 +11,11 @@ pytestmark = pytest.mark.compiler
 
 KINDS = [("bf16", "bf16"), ("bf16", "f32"), ("f32", "f32")]
 ROUNDING = {"bf16": 2.0**-8, "f32": 2.0**-23}
+
+
+@pytest.fixture(params=[*BUILDS, *TILE_BUILDS])
+def kernels(request):
+    return kernels_of(request.param)
 
 
 def run(kernels, pool, kind, m, n, k, *, values, bias=True, streams=8, prefetch_bytes=1024, x_gap=0, out_gap=0):
@@ -36,9 +42,11 @@ def normals(shape):
 
 @pytest.mark.parametrize("kind", KINDS, ids="-".join)
 @pytest.mark.parametrize("k", [1, 31, 32, 33, 200])
-def test_every_column_counts_once(kernels, pool, kernel_reference, kind, k):
-    for n in (1, 5, 16, 119):
-        out, x, weight, bias = run(kernels, pool, kind, 1, n, k, values=integers)
+@pytest.mark.parametrize("m", [1, 5])
+def test_every_column_counts_once(kernels, pool, kernel_reference, kind, m, k):
+    """n of 900: several pieces for each thread."""
+    for n in (1, 5, 16, 119, 900):
+        out, x, weight, bias = run(kernels, pool, kind, m, n, k, values=integers)
         expected = kernel_reference("gemv").gemv(x, weight, bias)
         np.testing.assert_array_equal(out, exact(stored(expected, kind[1])), f"n = {n}")
 
@@ -64,10 +72,11 @@ def test_rounding(kernels, pool, kernel_reference, kind, m, n, k):
 
 @pytest.mark.parametrize("prefetch_bytes", [0, 64, 1 << 20])
 def test_prefetching_changes_nothing(kernels, pool, kernel_reference, prefetch_bytes):
-    out, x, weight, bias = run(
-        kernels, pool, ("bf16", "f32"), 1, 37, 96, values=integers, prefetch_bytes=prefetch_bytes
-    )
-    np.testing.assert_array_equal(out, kernel_reference("gemv").gemv(x, weight, bias))
+    for m in (1, 3):
+        out, x, weight, bias = run(
+            kernels, pool, ("bf16", "f32"), m, 37, 96, values=integers, prefetch_bytes=prefetch_bytes
+        )
+        np.testing.assert_array_equal(out, kernel_reference("gemv").gemv(x, weight, bias))
 
 
 def test_strided_rows(kernels, pool, kernel_reference):
@@ -77,10 +86,11 @@ def test_strided_rows(kernels, pool, kernel_reference):
     assert np.isnan(out[:, 37:]).all()
 
 
-def test_nan_and_infinity_pass_through(kernels, pool):
-    x, weight, out = stored(np.ones((1, 64)), "bf16"), np.ones((3, 64)), Guarded((1, 3), "bf16")
+@pytest.mark.parametrize("m", [1, 2])
+def test_nan_and_infinity_pass_through(kernels, pool, m):
+    x, weight, out = stored(np.ones((m, 64)), "bf16"), np.ones((3, 64)), Guarded((m, 3), "bf16")
     weight[0, 5], weight[1, 60] = np.nan, np.inf
-    sizes = (1, 3, 64, 64, 3, 8, 1024)
-    scratch = np.empty(64, dtype=np.float32)
+    sizes = (m, 3, 64, 64, 3, 8, 1024)
+    scratch = np.empty((m, 64), dtype=np.float32)
     kernels("gemv")("gemv_bf16_bf16", x, stored(weight, "bf16"), None, out, scratch, *sizes, pool[0])
-    np.testing.assert_array_equal(out.result(), [[np.nan, np.inf, 64.0]])
+    np.testing.assert_array_equal(out.result(), [[np.nan, np.inf, 64.0]] * m)

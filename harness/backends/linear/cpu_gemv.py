@@ -10,7 +10,7 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import linear_backend
-from harness.backends.streams import stream_space, streams_or_default
+from harness.backends.streams import DISTANCES, stream_space, streams_or_default
 from harness.backends.weights import AsLoaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
@@ -43,6 +43,8 @@ class CpuGemv(LinearBackend):
 
     @staticmethod
     def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
+        if problem.m > 1 and problem.dtype == "BF16" and "amx_bf16" in device.features:
+            return [{"prefetch_bytes": distance} for distance in DISTANCES]  # a tile's rows are sixteen streams
         return stream_space()
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:

@@ -49,10 +49,12 @@ vec add_tail(vec accumulator, const T* weight, const Factor<T>* x, int64_t count
 template <class T, int M, int Streams>
 void one_row_of_each(const Gemv<T>& g, const Turn<T>& turn, const Turn<T>& ahead) {
   vec sums[Streams][M] = {};
-  const int64_t column = for_each_line<Streams>(g.weight, turn, ahead, [&](int64_t column) {
-    for (int s = 0; s < Streams; ++s)
+  const int64_t column = for_each_line<Streams>(g.weight, turn, ahead, [&](int64_t column, auto prefetch) {
+    for (int s = 0; s < Streams; ++s) {
+      prefetch(s);
       for (int m = 0; m < M; ++m)
         sums[s][m] = add_line(sums[s][m], turn.line(s, column), g.x + m * g.x_stride + column);
+    }
   });
   const int64_t rest = g.weight.k - column;
   for (int s = 0; s < Streams; ++s)

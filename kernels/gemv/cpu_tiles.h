@@ -97,7 +97,8 @@ void multiply_piece(const TiledGemv<Out>& g, Piece piece, Piece next) {
   const TileShapes shapes{{kTileRows, pairs}, {kTileRows, kTileBytes}, {kTileRows, pairs}};
   for_each_turn<kTileRows>(g.weight, piece, next, [&](const Turn<bf16>& turn, const Turn<bf16>& ahead) {
     zero_tile<kSums>();
-    const int64_t column = for_each_line<kTileRows>(g.weight, turn, ahead, [&](int64_t column) {
+    const int64_t column = for_each_line<kTileRows>(g.weight, turn, ahead, [&](int64_t column, auto prefetch) {
+      for (int s = 0; s < kTileRows; ++s) prefetch(s);
       multiply_columns(g, turn.line(0, column), turn.stream, column);
     });
     multiply_rest(g, turn, kTileRows, column);

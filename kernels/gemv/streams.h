@@ -45,8 +45,8 @@ inline void for_each_turn(const Weight<T>& weight, Piece piece, Piece next, Body
   }
 }
 
-// Calls body(column) for the whole lines of a turn, and prefetches the line of each stream that is prefetch_bytes
-// further on. Returns the first column behind them.
+// Calls body(column, prefetch) for the whole lines of a turn; prefetch(s) is of stream s's line prefetch_bytes further on.
+// Returns the first column behind them.
 template <int Streams, class T, class Body>
 [[gnu::always_inline]] inline int64_t for_each_line(const Weight<T>& weight, const Turn<T>& turn, const Turn<T>& ahead,
                                                     Body body) {
@@ -54,8 +54,7 @@ template <int Streams, class T, class Body>
   int64_t column = 0;
   const auto lines = [&](int64_t end, const Turn<T>& fetched, int64_t offset) {
     for (; column + kPerLine<T> <= end; column += kPerLine<T>) {
-      for (int s = 0; s < Streams; ++s) __builtin_prefetch(fetched.line(s, column + offset));
-      body(column);
+      body(column, [&](int s) { __builtin_prefetch(fetched.line(s, column + offset)); });
     }
   };
   lines(weight.k - distance, turn, distance);

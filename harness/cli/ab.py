@@ -9,7 +9,7 @@ import typer
 from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, tell
 
 if TYPE_CHECKING:
-    from harness.specs.ab import AbRow
+    from harness.specs.ab import AbRecord, AbRow
     from harness.specs.ab_run import AbRunRecord, Agreement
 
 MAX_COUNT = 1 << 20
@@ -186,18 +186,17 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
     from harness.units import percent
-    from harness.verdict import MAX_CPU_WAIT_FRAC
 
     config = AbConfig.model_validate(settings)
     folder, record = run_ab(config, resolve(runs_dir), tell, saves=save)
-    unstable = (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC
+    unstable = is_unstable(record)
     table = save_winners(record) if save and not unstable else None
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
         share = f", a worker of {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
         title = f"{config.op} backends on {config.model}{share}, {record.device.name}"
-        show(ab_table(record.rows), format, title=title)
-        for line in (*not_here_lines(record.rows), *worth_lines(record.rows)):
+        show(ab_table(record.rows, unstable), format, title=title)
+        for line in (*not_here_lines(record.rows), *worth_lines(record.rows, unstable)):
             typer.echo(line)
         typer.echo(f"record  {folder}")
         if table is not None:
@@ -210,13 +209,22 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         not_saved = "; no winner was saved" if save else ""
         raise MeasurementError(
             f"unstable: other processes kept this comparison's threads from their cores for"
-            f" {percent(record.cpu_wait_frac)} of the time; ratios may hold, shares of the probe do not{not_saved}",
+            f" {percent(record.cpu_wait_frac)} of the time; ratios may hold, times and shares of the probe"
+            f" do not{not_saved}",
             "stop what else runs on the machine, and compare again",
         )
 
 
-def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
-    """Rows as people read them, without those that this machine can't have."""
+def is_unstable(record: "AbRecord") -> bool:
+    """Whether neighbours had the cores for so long that no time of it is a figure of this machine."""
+    from harness.verdict import MAX_CPU_WAIT_FRAC
+
+    return (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC
+
+
+def ab_table(rows: "Sequence[AbRow]", unstable: bool = False) -> list[dict[str, Any]]:
+    """Rows as people read them, without those that this machine can't have. An unstable comparison's are worth nothing
+    that could be said in microseconds."""
     from harness.units import MISSING, percent
 
     return [
@@ -231,7 +239,7 @@ def ab_table(rows: "Sequence[AbRow]") -> list[dict[str, Any]]:
             "times the baseline": _ratio(row),
             "rounds": row.num_pairs or MISSING,
             "outcome": _outcome(row),
-            "us a token": _worth(row),
+            "us a token": MISSING if unstable else _worth(row),
         }
         for row in rows
         if row.status != "unsupported"
@@ -253,14 +261,15 @@ def _outcome(row: "AbRow") -> str:
     return f"{row.outcome} ({row.note})" if row.note else row.outcome
 
 
-def worth_lines(rows: "Sequence[AbRow]") -> list[str]:
-    """What all winners together are worth, by their fresh measurements."""
+def worth_lines(rows: "Sequence[AbRow]", unstable: bool) -> list[str]:
+    """What all winners together are worth, by their fresh measurements, where these are stable."""
     confirmed = [row.confirmed for row in rows if row.confirmed is not None]
     if not confirmed:
         return []
     held = sum(found.holds for found in confirmed)
     lines = [f"winners, measured once more: {held} of {len(confirmed)} win again"]
-    for batch in dict.fromkeys(row.problem.m for row in rows if row.op == "linear"):
+    batches = () if unstable else dict.fromkeys(row.problem.m for row in rows if row.op == "linear")
+    for batch in batches:
         of_batch = [row for row in rows if row.problem.m == batch]
         fused, apart = (sum(row.token_gain_s(fused=f) or 0.0 for row in of_batch) for f in (True, False))
         lines.append(

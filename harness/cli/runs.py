@@ -43,7 +43,7 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 @app.command()
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
-    from harness.cli.ab import ab_run_lines, ab_table, not_here_lines
+    from harness.cli.ab import ab_run_lines, ab_table, is_unstable, not_here_lines
     from harness.cli.bench import show_figures
     from harness.cli.render import show as show_rows
     from harness.cli.render import show_object
@@ -64,7 +64,7 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
     if not isinstance(record, RunRecord):
         show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
         if format is Format.table and record.rows:
-            show_rows(ab_table(record.rows), format)
+            show_rows(ab_table(record.rows, is_unstable(record)), format)
             typer.echo("\n".join(not_here_lines(record.rows)))
         return
     show_figures(record, record.model_dump(mode="json"), format, lines, folder)

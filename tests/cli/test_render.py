@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.ab import ab_table, not_here_lines
+from harness.cli.ab import ab_table, not_here_lines, worth_lines
 from harness.cli.options import Format
 from harness.cli.render import show
 from harness.specs.ab import AbRow
@@ -49,6 +49,17 @@ def test_an_ab_row_for_people() -> None:
     assert found["outcome"] == "winner"
     (noted,) = ab_table([timed.model_copy(update={"note": "kernel 7"})])
     assert noted["outcome"] == "winner (kernel 7)"
+
+
+def test_an_unstable_comparison_says_no_microseconds() -> None:
+    """What a winner is worth is a difference of times, which neighbours on the cores can double."""
+    again = {"call_s": 1e-3, "baseline_call_s": 3e-3, "ratio_to_baseline": 3.0, "ratio_interval": (2.9, 3.1)}
+    rows = [row(outcome="winner", confirmed={**again, "num_pairs": 8, "call_gain_s": 2e-3})]
+    assert [found["us a token"] for found in ab_table(rows)] == ["56000"]
+    assert [found["us a token"] for found in ab_table(rows, unstable=True)] == ["-"]
+    won = "winners, measured once more: 1 of 1 win again"
+    worth = "worth at batch 1: 56000 us a step with fused products, 56000 us without"
+    assert (worth_lines(rows, unstable=False), worth_lines(rows, unstable=True)) == ([won, worth], [won])
 
 
 def test_what_can_not_be_had_here_is_told_once_and_not_in_every_row() -> None:

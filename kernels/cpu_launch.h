@@ -50,34 +50,37 @@ class Pieces {
  public:
   Pieces(int64_t count, int64_t grain, int num_threads) : count_(count), grain_(grain), parts_(2 * num_threads) {}
 
-  // Calls body(piece, next) for the pieces that this thread gets, so that the first lines of `next` can be fetched
-  // while `piece` ends. The last one's next is empty.
-  template <class Body>
-  void take(Body body) {
-    int64_t index = 0, begin = 0;
-    const auto claim = [&] {  // every thread walks all pieces, and skips the others'
-      const int64_t mine = next_.fetch_add(1, std::memory_order_relaxed);
-      for (; index < mine && begin < count_; ++index) begin = end_of(begin);
-      return begin < count_ ? Piece{begin, end_of(begin)} : Piece{};
-    };
-    for (Piece piece = claim(); piece.begin < piece.end;) {
-      const Piece next = claim();
-      body(piece, next);
-      piece = next;
-    }
-  }
-
  private:
+  friend class Claims;
+
   int64_t end_of(int64_t begin) const {
     const int64_t left = count_ - begin, grains = left / (parts_ * grain_);
-    return begin + std::min(left, (std::max<int64_t>(grains, 2) | 1) * grain_);
+    return begin + std::min(left, (grains | 1) * grain_);
   }
 
   const int64_t count_, grain_, parts_;
   std::atomic<int64_t> next_{0};
 };
 
-// Calls body(piece, next) for pieces of [0, count), on the pool's threads.
+// A thread's way through the pieces: it walks all of them, and skips those that others have claimed.
+class Claims {
+ public:
+  explicit Claims(Pieces& pieces) : pieces_(pieces) {}
+
+  // The next piece for this thread; an empty one when none is left.
+  Piece next() {
+    const int64_t mine = pieces_.next_.fetch_add(1, std::memory_order_relaxed);
+    for (; index_ < mine && begin_ < pieces_.count_; ++index_) begin_ = pieces_.end_of(begin_);
+    return begin_ < pieces_.count_ ? Piece{begin_, pieces_.end_of(begin_)} : Piece{};
+  }
+
+ private:
+  Pieces& pieces_;
+  int64_t index_ = 0, begin_ = 0;
+};
+
+// Calls body(piece, claims) for pieces of [0, count), on the pool's threads. Towards the end of a piece the body claims
+// the next one, whose first lines it can then fetch, and returns that.
 template <class Body>
 void for_each_piece(cpu_pool* pool, int64_t count, int64_t grain, Body body) {
   struct Launch {
@@ -86,7 +89,8 @@ void for_each_piece(cpu_pool* pool, int64_t count, int64_t grain, Body body) {
   } launch{&body, Pieces(count, grain, num_threads(pool))};
   const cpu_task task = [](void* argument, int, int) {
     Launch& self = *static_cast<Launch*>(argument);
-    self.pieces.take(*self.body);
+    Claims claims(self.pieces);
+    for (Piece piece = claims.next(); piece.begin < piece.end;) piece = (*self.body)(piece, claims);
   };
   cpu_pool_run(pool, task, &launch);
 }

@@ -5,8 +5,8 @@
 //
 //     C[i][j] += sum over p of A[i][2p] B[p][2j] + A[i][2p + 1] B[p][2j + 1]
 //
-// so A is a matrix as it lies in memory, while B has pairs of its rows side by side. The products of a pair are added
-// before they meet the sum, and denormals count as zero. A multiplication takes about as many cycles as A has rows,
+// so A is a matrix as it lies in memory, while B has pairs of its rows side by side. Denormals count as zero, and in which
+// order the unit adds is its own. A multiplication takes about as many cycles as A has rows,
 // which is what makes it worth while: a line costs one cycle for 16 columns, where vectors take at least one for each.
 //
 // The system must allow it to a process once; tiles have no shapes until a thread has set them. With

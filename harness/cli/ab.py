@@ -239,7 +239,7 @@ def ab_table(rows: "Sequence[AbRow]", unstable: bool = False) -> list[dict[str, 
             "times the baseline": _ratio(row),
             "rounds": row.num_pairs or MISSING,
             "outcome": _outcome(row),
-            "us a token": MISSING if unstable else _worth(row),
+            "us a token": _worth(row, unstable),
         }
         for row in rows
         if row.status != "unsupported"
@@ -278,7 +278,7 @@ def worth_lines(rows: "Sequence[AbRow]", unstable: bool) -> list[str]:
     return lines
 
 
-def _worth(row: "AbRow") -> str:
+def _worth(row: "AbRow", unstable: bool) -> str:
     from harness.units import MISSING
 
     found = row.confirmed
@@ -286,6 +286,8 @@ def _worth(row: "AbRow") -> str:
         return MISSING
     if not found.holds:
         return "did not win again"
+    if unstable:
+        return MISSING
     return f"{found.call_gain_s * (row.calls_per_token or row.unfused_calls_per_token) * 1e6:.0f}"
 
 

@@ -189,5 +189,5 @@ class AbRecord(Frozen):
     rows: tuple[AbRow, ...] = ()
     cpu_wait_frac: NonNegativeFloat | None = None
     """CPU: share of the time that other processes kept our threads from their cores, or that was stolen. Sides are
-    interleaved, so ratios stand it; shares of the probe do not."""
+    interleaved, so ratios stand it; times and shares of the probe do not."""
     failure: Failure | None = None

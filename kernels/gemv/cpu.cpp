@@ -68,18 +68,19 @@ void one_row_of_each(const Gemv<T>& g, const Turn<T>& turn, const Turn<T>& ahead
 
 // The streams, then the few rows that they leave.
 template <class T, int M, int Streams>
-void multiply_rows(const Gemv<T>& g, Piece piece, Piece next) {
-  for_each_turn<Streams>(g.weight, piece, next, [&](const Turn<T>& turn, const Turn<T>& ahead) {
+Piece multiply_rows(const Gemv<T>& g, Piece piece, Claims& claims) {
+  const Piece next = for_each_turn<Streams>(g.weight, piece, &claims, [&](const Turn<T>& turn, const Turn<T>& ahead) {
     one_row_of_each<T, M, Streams>(g, turn, ahead);
   });
   const Piece rest{piece.end - (piece.end - piece.begin) % Streams, piece.end};
-  for_each_turn<1>(g.weight, rest, Piece{}, [&](const Turn<T>& turn, const Turn<T>& ahead) {
+  for_each_turn<1>(g.weight, rest, nullptr, [&](const Turn<T>& turn, const Turn<T>& ahead) {
     one_row_of_each<T, M, 1>(g, turn, ahead);
   });
+  return next;
 }
 
 template <class T>
-using Kernel = void (*)(const Gemv<T>&, Piece piece, Piece next);
+using Kernel = Piece (*)(const Gemv<T>&, Piece piece, Claims& claims);
 
 // The most streams, up to `wanted`, whose sums stay in registers.
 template <class T, int M>
@@ -103,8 +104,8 @@ Kernel<T> pick(int64_t m, int64_t num_streams) {
 
 // x [m, k] and out [m, n] have row strides in elements; weight [n, k] and bias [n] (or null) are contiguous. 1 <= m <= 8.
 // scratch: m rows of k floats, k rounded up to 32.
-// num_streams: 1, 2, 4 or 8 runs a thread, fewer where registers are too few. prefetch_bytes: how far ahead of a load
-// its run is prefetched; 0 does nothing.
+// num_streams: 1, 2, 4 or 8 runs a thread, fewer where registers are too few; tiles have 16. prefetch_bytes: how far
+// ahead of a load its run is prefetched, a row at most; 0 fetches nothing ahead.
 template <class T, class Out>
 void gemv(const T* x, const T* weight, const T* bias, Out* out, float* scratch, int64_t m, int64_t n, int64_t k,
           int64_t x_stride, int64_t out_stride, int64_t num_streams, int64_t prefetch_bytes, cpu_pool* pool) {
@@ -119,7 +120,7 @@ void gemv(const T* x, const T* weight, const T* bias, Out* out, float* scratch, 
   for (int64_t row = 0; row < m; ++row) make_factors(x + row * x_stride, k, factors + row * stride);
   const Gemv<T> g{weight_rows, bias, factors, out, store_as<Out>, stride, out_stride};
   const Kernel<T> kernel = pick<T>(m, num_streams);
-  for_each_piece(pool, n, kMaxStreams, [&](Piece piece, Piece next) { kernel(g, piece, next); });
+  for_each_piece(pool, n, kMaxStreams, [&](Piece piece, Claims& claims) { return kernel(g, piece, claims); });
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The product for several rows of x by tiles (kernels/tiles.h): the 16 rows of a tile are those of 16 streams.
 //
-// A vector instruction multiplies a line of the weight with one row of x, so from two or three rows on multiplying takes
-// longer than reading. Here 16 lines are multiplied with all rows at once, and they are the next lines of 16 streams,
+// A vector instruction multiplies a line of the weight with one row of x, so from three or four rows on multiplying
+// takes longer than reading. Here 16 lines are multiplied with all rows at once, and they are the next lines of 16 streams,
 // as hardware prefetchers like them: 16 neighbouring rows were read at 0.4 to 0.9 of that speed.
 #pragma once
 
@@ -80,7 +80,7 @@ inline void multiply_rest(const TiledGemv<Out>& g, const Turn<bf16>& turn, int64
 
 template <class Out>
 inline void store_sums(const TiledGemv<Out>& g, const Turn<bf16>& turn, int64_t rows) {
-  alignas(kLineBytes) float sums[kTileRows][kTileRows];
+  alignas(kLineBytes) float sums[kTileRows][kTileRows] = {};
   store_tile<kSums>(sums, sizeof sums[0]);
   for (int64_t s = 0; s < rows; ++s) {
     const int64_t n = turn.row + s * turn.stream_rows;
@@ -92,10 +92,10 @@ inline void store_sums(const TiledGemv<Out>& g, const Turn<bf16>& turn, int64_t 
 }
 
 template <class Out>
-void multiply_piece(const TiledGemv<Out>& g, Piece piece, Piece next) {
+Piece multiply_piece(const TiledGemv<Out>& g, Piece piece, Claims& claims) {
   const int64_t pairs = g.x_rows * 2 * sizeof(bf16);
   const TileShapes shapes{{kTileRows, pairs}, {kTileRows, kTileBytes}, {kTileRows, pairs}};
-  for_each_turn<kTileRows>(g.weight, piece, next, [&](const Turn<bf16>& turn, const Turn<bf16>& ahead) {
+  const auto multiply = [&](const Turn<bf16>& turn, const Turn<bf16>& ahead) {
     zero_tile<kSums>();
     const int64_t column = for_each_line<kTileRows>(g.weight, turn, ahead, [&](int64_t column, auto prefetch) {
       for (int s = 0; s < kTileRows; ++s) prefetch(s);
@@ -103,13 +103,15 @@ void multiply_piece(const TiledGemv<Out>& g, Piece piece, Piece next) {
     });
     multiply_rest(g, turn, kTileRows, column);
     store_sums(g, turn, kTileRows);
-  });
+  };
+  const Piece next = for_each_turn<kTileRows>(g.weight, piece, &claims, multiply);
   const int64_t rows = (piece.end - piece.begin) % kTileRows;  // the last ones, side by side
-  if (rows == 0) return;
+  if (rows == 0) return next;
   const Turn<bf16> rest(g.weight, piece.end - rows, 1);
   zero_tile<kSums>();
   multiply_rest(g, rest, rows, 0);
   store_sums(g, rest, rows);
+  return next;
 }
 
 // x, scratch and the rest as gemv (cpu.cpp) takes them, 2 <= m <= 8.
@@ -120,7 +122,7 @@ void tiled_gemv(const Weight<bf16>& weight, const bf16* x, const bf16* bias, Out
   const int64_t x_rows = m <= 2 ? 2 : m <= 4 ? 4 : 8;
   (x_rows == 2 ? make_x_tiles<2> : x_rows == 4 ? make_x_tiles<4> : make_x_tiles<8>)(x, m, weight.k, x_stride, tiles);
   const TiledGemv<Out> g{weight, bias, tiles, out, m, x_rows, out_stride};
-  for_each_piece(pool, n, kTileRows, [&](Piece piece, Piece next) { multiply_piece(g, piece, next); });
+  for_each_piece(pool, n, kTileRows, [&](Piece piece, Claims& claims) { return multiply_piece(g, piece, claims); });
 }
 
 #endif

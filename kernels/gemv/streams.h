@@ -29,20 +29,20 @@ struct Turn {
   const T* line(int64_t s, int64_t column) const { return first + s * stream + column; }
 };
 
-// Calls body(turn, ahead) for the turns of a piece. ahead: the turn behind it, at the end the first of the next piece.
-// Behind the last piece nothing is to be fetched, and the row at hand stands in for it.
+// Calls body(turn, ahead) for the turns of a piece, and returns the piece that it claims before the last one; claims may be
+// null. ahead: the turn that follows, at the end the first of the next piece. Behind the last piece nothing is to be
+// fetched, and the row at hand stands in for it.
 template <int Streams, class T, class Body>
-inline void for_each_turn(const Weight<T>& weight, Piece piece, Piece next, Body body) {
+inline Piece for_each_turn(const Weight<T>& weight, Piece piece, Claims* claims, Body body) {
   const int64_t stream_rows = (piece.end - piece.begin) / Streams, end = piece.begin + stream_rows;
-  for (int64_t row = piece.begin; row < end; ++row) {
-    const Turn<T> here(weight, row, stream_rows);
-    if (row + 1 < end)
-      body(here, Turn<T>(weight, row + 1, stream_rows));
-    else if (next.begin < next.end)
-      body(here, Turn<T>(weight, next.begin, (next.end - next.begin) / Streams));
-    else
-      body(here, Turn<T>(weight, row, 0));
-  }
+  for (int64_t row = piece.begin; row + 1 < end; ++row)
+    body(Turn<T>(weight, row, stream_rows), Turn<T>(weight, row + 1, stream_rows));
+  const Piece next = claims == nullptr ? Piece{} : claims->next();
+  if (stream_rows == 0) return next;
+  const int64_t next_rows = (next.end - next.begin) / Streams;
+  body(Turn<T>(weight, end - 1, stream_rows),
+       next_rows > 0 ? Turn<T>(weight, next.begin, next_rows) : Turn<T>(weight, end - 1, 0));
+  return next;
 }
 
 // Calls body(column, prefetch) for the whole lines of a turn; prefetch(s) is of stream s's line prefetch_bytes further on.

@@ -56,7 +56,8 @@ def test_an_unstable_comparison_says_no_microseconds() -> None:
     again = {"call_s": 1e-3, "baseline_call_s": 3e-3, "ratio_to_baseline": 3.0, "ratio_interval": (2.9, 3.1)}
     rows = [row(outcome="winner", confirmed={**again, "num_pairs": 8, "call_gain_s": 2e-3})]
     assert [found["us a token"] for found in ab_table(rows)] == ["56000"]
-    assert [found["us a token"] for found in ab_table(rows, unstable=True)] == ["-"]
+    lost = row(outcome="winner", confirmed={**again, "ratio_interval": (0.9, 3.1), "num_pairs": 8, "call_gain_s": 2e-3})
+    assert [found["us a token"] for found in ab_table([*rows, lost], unstable=True)] == ["-", "did not win again"]
     won = "winners, measured once more: 1 of 1 win again"
     worth = "worth at batch 1: 56000 us a step with fused products, 56000 us without"
     assert (worth_lines(rows, unstable=False), worth_lines(rows, unstable=True)) == ([won, worth], [won])

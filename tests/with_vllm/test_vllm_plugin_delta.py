@@ -134,10 +134,11 @@ def test_compiled_code_takes_the_same_steps(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_a_state_that_no_kernel_takes_is_vllms(tmp_path: Path) -> None:
-    """Without a type in the model's configuration vLLM keeps states in the model's, bf16."""
+    """States in bf16 are asked for: left to itself vLLM takes the model's type, and fp32 where a CPU has AVX-512 BF16."""
     model = vllm_config(tmp_path, "qwen3.5")
     table = save_delta_table(tmp_path / "t", model, "cpu-recurrent")
-    with opened(model, selection=str(table)) as engine:
+    arguments = {"extra_args": {"mamba_ssm_cache_dtype": "bfloat16"}}
+    with opened(model, selection=str(table), **arguments) as engine:
         before = calls(open_session())
         tokens(engine)
         assert since(before) == {(0, 1, "vllm"): STEPS - 1, (0, None, "vllm"): 1}

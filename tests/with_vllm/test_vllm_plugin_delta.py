@@ -134,7 +134,7 @@ def test_compiled_code_takes_the_same_steps(checkpoint: Path, tmp_path: Path) ->
 
 
 def test_a_state_that_no_kernel_takes_is_vllms(tmp_path: Path) -> None:
-    """States in bf16 are asked for: left to itself vLLM takes the model's type, and fp32 where a CPU has AVX-512 BF16."""
+    """States in bf16 are asked for: vLLM by itself takes the model's type, or fp32 where a CPU has AVX-512 BF16."""
     model = vllm_config(tmp_path, "qwen3.5")
     table = save_delta_table(tmp_path / "t", model, "cpu-recurrent")
     arguments = {"extra_args": {"mamba_ssm_cache_dtype": "bfloat16"}}

@@ -179,17 +179,16 @@ inline int64_t whole_lines(int64_t count, int64_t per_line) { return (count + pe
 
 // x[0, count) as factors, zeros up to the end of a line of T.
 template <class T>
-inline void make_factors(const T* x, int64_t count, Factor<T>* to) {
-  const int64_t whole = whole_lines(count, kPerLine<T>);
-  if constexpr (std::is_same_v<Factor<T>, T>) {
-    std::copy_n(x, count, to);
-    std::fill(to + count, to + whole, T{});
-    return;
-  }
-  for (int64_t i = 0; i < whole; i += kPerRegister<T>) {
+inline void make_factors(const T* x, int64_t count, float* to) {
+  for (int64_t i = 0; i < whole_lines(count, kPerLine<T>); i += kPerRegister<T>) {
     const Wide<T> value = load_wide(x + i, std::max(count - i, int64_t{0}));
     for (int part = 0; part < kVecs<T>; ++part) store(to + i + part * kLanes, value.v[part]);
   }
+}
+
+inline void make_factors(const bf16* x, int64_t count, bf16* to) {
+  std::copy_n(x, count, to);
+  std::fill(to + count, to + whole_lines(count, kPerLine<bf16>), bf16{});
 }
 
 // accumulator + the products of a register of T with its factors. With AVX-512 BF16 the products of a pair of columns

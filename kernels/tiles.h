@@ -1,13 +1,13 @@
 // Tile registers (AMX): one instruction multiplies 16 rows of bf16, a line each, with up to 16 columns.
 //
 // A tile holds up to 16 rows of at most 64 bytes. Its rows are loaded from and stored to memory any distance apart, so
-// they may lie in 16 different streams of a weight, or be 16 places of a cache. A product adds to a tile of fp32
+// they may lie in 16 different streams of a weight. A product adds to a tile of fp32
 //
 //     C[i][j] += sum over p of A[i][2p] B[p][2j] + A[i][2p + 1] B[p][2j + 1]
 //
-// so A is a matrix as it lies in memory, while B has pairs of its rows side by side. Denormals count as zero, and in which
-// order the unit adds is its own. A multiplication takes about as many cycles as A has rows,
-// which is what makes it worth while: a line costs one cycle for 16 columns, where vectors take at least one for each.
+// so A is a matrix as it lies in memory, while B has pairs of its rows side by side. Denormals count as zero, and in
+// which order the unit adds is its own. A multiplication takes about as many cycles as A has rows, which is what makes it
+// worth while: a line costs one cycle for 16 columns, where vectors take at least one for each.
 //
 // The system must allow it to a process once; tiles have no shapes until a thread has set them. With
 // -DTILES_IN_SOFTWARE all of it is done by loops, so that kernels can be tested on a machine without the unit.

@@ -5,10 +5,8 @@
 // stretch gives a softmax of its own (maximum, sum, weighted values); the caller then combines a head's stretches.
 // So threads are busy alike for one head with a long context and for many heads with a short one, with one launch.
 //
-// A stretch is cut into a few long streams, whose places are taken in turns, as in kernels/gemv: a hardware prefetcher
-// follows each of them, and together they keep more lines in flight than software prefetches alone can, which only
-// carry a stream across the ends of pages, where hardware prefetchers stop. kBlock places at a time are scored against
-// all query heads of the group, then their values are added.
+// A stretch is read as a few long streams (places.h). kBlock places at a time are scored against all query heads of the
+// group, then their values are added.
 //
 // Queries are fp32 also where a CPU multiplies bf16 (simd.h): a line of keys is widened once for the whole group, while
 // vdpbf16ps takes two cycles a head on a Sapphire Rapids.
@@ -18,74 +16,15 @@
 #include <limits>
 
 #include "cpu_launch.h"
+#include "places.h"
 #include "simd.h"
 
 namespace {
 
-constexpr int64_t kBlock = 128;
 constexpr int kRows = 8;  // places whose values are added before the sums leave the registers
 constexpr int64_t kMaxGroup = 16;
 constexpr int64_t kMaxHeadDim = 256;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
-// Where places lie: in whole, or in blocks of 2^block_log2 places whose numbers a table lists in turn.
-struct Cache {
-  const int32_t* block_table;  // null: one block, the first, holds all
-  int64_t block_log2;
-  int64_t block_stride, head_stride;  // elements from one block, and from one head, to the next
-};
-
-constexpr int64_t kWhole = 62;  // no place is that far
-
-template <class T>
-struct Attention {
-  const T* q;        // [num_kv_heads, group, head_dim]
-  const T* k_cache;  // head_dim elements a place, one place behind the other within a block
-  const T* v_cache;
-  Cache cache;  // of either
-  T* out;       // as q
-  int64_t num_kv_heads, group, head_dim, context, streams_log2, prefetch_bytes;
-  float scale;
-  // One slot a stretch: group x width weighted values in wide order (simd.h), then the group's maxima, then its sums.
-  float* scratch;
-
-  // Of a head's queries and weighted values: whole lines.
-  int64_t width() const { return whole_lines(head_dim, kPerLine<bf16>); }
-
-  const T* keys(int64_t head, int64_t place) const {
-    const int64_t block = cache.block_table == nullptr ? 0 : cache.block_table[place >> cache.block_log2];
-    const int64_t within = place & ((int64_t{1} << cache.block_log2) - 1);
-    return k_cache + block * cache.block_stride + head * cache.head_stride + within * head_dim;
-  }
-
-  void prefetch(const T* line) const { __builtin_prefetch(reinterpret_cast<const char*>(line) + prefetch_bytes); }
-
-  // Along the line of all places head or share grows by one from each stretch to the next, so head + share numbers
-  // them, and num_kv_heads + num_threads - 1 slots are enough.
-  float* slot(int64_t head, int64_t share) const { return scratch + (head + share) * group * (width() + 2); }
-  float* maxima(float* slot) const { return slot + group * width(); }
-  float* sums(float* slot) const { return slot + group * (width() + 1); }
-};
-
-// Of at most kBlock places: where their keys lie. The last one stands in for those that are missing.
-template <class T>
-struct Block {
-  const T* keys[kBlock];
-  int64_t count;
-
-  // The same number of places of each stream, in turns; stream_places from one stream to the next.
-  Block(const Attention<T>& a, int64_t head, int64_t first, int64_t stream_places, int64_t streams_log2, int64_t count)
-      : count(count) {
-    const int64_t streams = int64_t{1} << streams_log2;
-    for (int64_t s = 0; s < streams; ++s) {
-      const int64_t start = first + s * stream_places;
-      const T* whole = a.keys(head, start);
-      for (int64_t i = s, turn = 0; i < count; i += streams, ++turn)
-        keys[i] = a.cache.block_table == nullptr ? whole + turn * a.head_dim : a.keys(head, start + turn);
-    }
-    std::fill(keys + count, keys + kBlock, keys[count - 1]);
-  }
-};
 
 // How many places are scored at once against G query heads: as many as fill the lanes of one vector of sums.
 template <int G>

@@ -18,11 +18,12 @@ from harness.specs.ab import AbConfig
 from harness.specs.build import Build
 from harness.specs.device import DeviceInfo
 from harness.specs.model import ModelSpec
-from harness.specs.problem import Parameters
+from harness.specs.problem import AttentionProblem, Parameters
 from harness.specs.selection import SelectionTable
 from harness.triton_builds import build_settings
 
 if TYPE_CHECKING:
+    from harness.ab.operands.arena import BlankArena
     from harness.ab.operands.base import Places
 
 
@@ -71,9 +72,21 @@ def compile_jobs(jobs: Sequence[Job], dtype: str, target: str, device: DeviceInf
         arena = BlankArena([job.case for job in alike], dtype, device)  # as an A/B's: its size decides types of AMD's
         for job in alike:
             tell(f"{target}: {job.backend.name} on {job.case.label}")
+            name = f"{job.backend.name} {job.case.label}"
             bind = partial(_launches, job, arena.places(job.case), device)
-            yield from build_settings(target, f"{job.backend.name} {job.case.label}", job.settings, bind)
+            yield from build_settings(target, name, job.settings, bind)
+            problem = job.case.problem
+            if isinstance(problem, AttentionProblem) and job.backend.takes_requests:
+                bind = partial(_launch_in_vllm, job.backend, problem, arena, device)
+                yield from build_settings(target, f"{name} in vLLM's blocks", job.settings, bind)
 
 
 def _launches(job: Job, places: Places, device: DeviceInfo, parameters: Parameters) -> tuple[Launch, ...]:
     return places.bind(job.backend, parameters, Executor(device)).launches
+
+
+def _launch_in_vllm(
+    backend: type[Any], problem: AttentionProblem, arena: BlankArena, device: DeviceInfo, parameters: Parameters
+) -> tuple[Launch, ...]:
+    """As the plugin binds it there; it compiles alike for any number of requests and of blocks."""
+    return (backend(Executor(device), **parameters).bind_requests(*arena.requests(problem), problem),)

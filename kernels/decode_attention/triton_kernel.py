@@ -127,7 +127,8 @@ def attended(
     return best, norm, sums
 
 
-@triton.jit
+# Triton compiles anew for a multiple of 16: none of what differs from layer to layer or from request to request.
+@triton.jit(do_not_specialize=("block_table", "context", "calls", "table_stride"))
 def attend(
     q, k_cache, v_cache, block_table, context, out, partial_sums, partial_stats, calls, scale_log2, q_stride,
     out_stride, table_stride, block_stride, place_stride, head_stride, num_heads,

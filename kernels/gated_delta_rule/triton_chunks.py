@@ -55,7 +55,7 @@ def decays_between(sums, later):
     return tl.where(later, tl.exp(tl.where(later, sums[:, None] - sums[None, :], 0.0)), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("m",))
 def invert(
     mixed, b, a, a_log, dt_bias, inverse, m, key_heads, value_heads, channels, b_stride, a_stride,
     KEY_DIM: tl.constexpr, PADDED_KEY: tl.constexpr, C: tl.constexpr
@@ -78,7 +78,7 @@ def invert(
     tl.store(place, result)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("m",))
 def chunks(
     mixed, b, a, a_log, dt_bias, inverse, state, out, m, key_heads, value_heads, channels, b_stride, a_stride,
     KEY_DIM: tl.constexpr, PADDED_KEY: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK_V: tl.constexpr, C: tl.constexpr,

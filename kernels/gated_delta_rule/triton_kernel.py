@@ -91,7 +91,8 @@ def remember(qkv, conv_state, m, channel, channels, qkv_stride, TAPS: tl.constex
     tl.store(conv_state + row[:, None] * channels + channel[None, :], newest, mask=wanted)
 
 
-@triton.jit
+# Triton compiles anew for a multiple of 16: not for the length of a prompt.
+@triton.jit(do_not_specialize=("m",))
 def convolve(
     qkv, weight, conv_state, out, m, channels, qkv_stride,
     TAPS: tl.constexpr, PADDED_TAPS: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,

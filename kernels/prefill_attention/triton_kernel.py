@@ -48,7 +48,8 @@ CONFIGS = (
 )
 
 
-@triton.jit
+# Triton compiles anew for a multiple of 16: not for the length of a prompt.
+@triton.jit(do_not_specialize=("context", "m"))
 def attend(
     q, k_cache, v_cache, context, out, scale_log2, m, q_stride, q_head_stride, out_stride, head_stride, place_stride,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,

@@ -6,12 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from harness.ab.operands.attention import AttentionOperands, AttentionPlaces
 from harness.ab.operands.base import NUM_CHECKS, Operands, Places
 from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands, LinearPlaces
 from harness.ab.operands.linear_attention import DeltaOperands, DeltaPlaces
 from harness.ab.shapes import Case
+from harness.backends.base import BlockCache
 from harness.engines.native.machine import free_memory_bytes
 from harness.engines.native.memory import empty
 from harness.engines.native.weights import TORCH_DTYPES
@@ -25,6 +27,9 @@ MIN_ROTATION_BYTES = 256 << 20
 STATE_DTYPE = torch.float32
 BLANK_PLACES = 16
 """Compilers look at addresses modulo 16: so many places have every remainder that there is."""
+VLLM_BLOCK_SIZE = 16
+"""Places: vLLM's on GPUs, unless it is told another."""
+VLLM_BLOCKS = 64
 
 
 class Arena:
@@ -68,6 +73,16 @@ class BlankArena:
         if isinstance(problem, AttentionProblem):
             return AttentionPlaces(values, problem, case.context or problem.max_context)
         return DeltaPlaces(memory.view(STATE_DTYPE), problem, self._dtype)
+
+    def requests(self, problem: AttentionProblem) -> tuple[Tensor, BlockCache, Tensor, Tensor, Tensor]:
+        """What vLLM 0.32's step hands to decode attention, as `AttentionBackend.bind_requests` takes it: two requests,
+        keys and values of a place beside each other."""
+        p = problem
+        q = torch.empty(2, p.num_heads, p.head_dim, dtype=self._dtype, device="meta")
+        places = q.new_empty(VLLM_BLOCKS, p.num_kv_heads, VLLM_BLOCK_SIZE, 2 * p.head_dim)
+        table, contexts = q.new_empty(2, VLLM_BLOCKS, dtype=torch.int32), q.new_empty(2, dtype=torch.int32)
+        cache = BlockCache(places[..., : p.head_dim], places[..., p.head_dim :], table)
+        return q, cache, contexts, torch.empty_like(q), q.new_empty((), dtype=torch.int64)
 
 
 def _num_bytes(cases: Sequence[Case], dtype: torch.dtype, device: DeviceInfo) -> int:

@@ -89,13 +89,41 @@ def launched_by_an_ab(table: SelectionTable, target: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("target", ["sm_90", "gfx90a"])
 def test_an_ab_compiles_nothing_after_it(table, target, cache, tmp_path, monkeypatch):
     rows = build_in_another_process(table, target, tmp_path)
-    assert [row["outcome"] for row in rows] == ["built"] * 5
+    assert [row["outcome"] for row in rows] == ["built"] * 6
+    (in_vllm,) = [row for row in rows if row["kernel"].endswith("in vLLM's blocks")]
+    rows.remove(in_vllm)
     needed = launched_by_an_ab(table, target, monkeypatch)
     assert {name: len(found) for (name, m), found in needed.items() if name in KERNELS} == KERNELS
     assert [len(needed["triton-delta", m]) for m in (1, 20)] == [3, 4]
     assert not any(each.is_new for found in needed.values() for each in found)
     sizes = [sum(each.num_bytes for each in found) for found in needed.values()]
     assert [row["num_bytes"] for row in rows] == sizes and all(size > 1000 for size in sizes)
+
+
+@pytest.mark.parametrize("num_requests, num_blocks, place", [(1, 17, 0), (3, 256, 1)])
+def test_decode_attention_inside_vllm_compiles_nothing_after_it(
+    num_requests, num_blocks, place, table, cache, tmp_path
+):  # fmt: skip
+    """As vLLM's own cache is taken apart, for other numbers of requests and blocks, and another layer's counter."""
+    import torch
+
+    from harness.ab.ahead import jobs_of_table
+    from harness.backends.base import BlockCache, Executor
+    from harness.vllm_plugin.gpu_attentions import rows_of_cache
+
+    table = table.model_copy(update={"entries": (table.entries[2],)}).sealed()
+    _, in_vllm = build_in_another_process(table, "sm_90", tmp_path)
+    assert in_vllm["kernel"].startswith("triton-decode") and in_vllm["outcome"] == "built"
+    (job,) = jobs_of_table(table)
+    q, contexts = torch.zeros(num_requests, 4, 64, dtype=torch.bfloat16), torch.zeros(num_requests, dtype=torch.int32)
+    keys, values = rows_of_cache(torch.zeros(20, 2, 16, 128, dtype=torch.bfloat16), 64, 0)
+    blocks = BlockCache(keys, values, torch.zeros(num_requests, num_blocks, dtype=torch.int32))
+    calls = torch.zeros(4, dtype=torch.int64)[place]
+    made = job.backend(Executor(CARD))
+    with compiling_for("sm_90") as found:
+        made.bind_requests(q, blocks, contexts, torch.empty_like(q), calls, job.case.problem)()
+    assert len(found) == 2 and not any(each.is_new for each in found)
+    assert in_vllm["num_bytes"] == sum(each.num_bytes for each in found)
 
 
 def test_what_was_not_asked_for_is_compiled_at_its_launch(table, cache, tmp_path, monkeypatch):

@@ -8,6 +8,9 @@ from harness.specs.analysis import TokenSource
 from harness.specs.event import ChunkEvent, EndEvent, Event, FailEvent, PauseEvent, SendEvent, Usage
 from harness.specs.probe import ProbeReading
 
+TOGETHER_FRAC = 0.1
+"""Of the mean time of a token: what comes closer than that behind another one was made before it."""
+
 
 @dataclass
 class Repeat:
@@ -80,6 +83,16 @@ class Repeat:
     @property
     def _first_tokens(self) -> int:
         return self.tokens_by_chunk[0] // self.send.batch
+
+    @property
+    def num_held_tokens(self) -> int:
+        """Tokens of an answer that came with its first, in one chunk or so shortly after one another that nothing can
+        have been computed in between: who held them back put their time into TTFT."""
+        if self.num_tokens < 2:
+            return 0
+        together_s = self.chunks[0].time_s + TOGETHER_FRAC * self.decode_s / (self.num_tokens - 1)
+        arrived = zip(self.chunks, self.tokens_by_chunk, strict=True)
+        return sum(count for chunk, count in arrived if chunk.time_s <= together_s) // self.send.batch - 1
 
     @property
     def ttft_s(self) -> float:

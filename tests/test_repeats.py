@@ -47,3 +47,27 @@ def test_a_total_is_spread_over_the_chunks_that_do_not_tell(tokens: int, spread:
 def test_without_any_total_a_chunk_is_taken_for_a_token() -> None:
     made = repeat(chunk(1.0, text="a"), chunk(2.0, text="b"))
     assert (made.num_tokens, made.token_source) == (2, "chunks")
+
+
+@pytest.mark.parametrize(
+    "chunks, held",
+    [
+        ([(1.0, 1), (2.0, 1), (3.0, 1)], 0),
+        ([(1.0, 2), (2.0, 1), (3.0, 1)], 1),  # two in the first chunk
+        ([(1.0, 1), (1.01, 1), (2.0, 1), (3.0, 1)], 1),  # 0.01 s behind the first, where a token takes 0.67 s
+        ([(1.0, 1), (1.07, 1), (2.0, 1), (3.0, 1)], 0),
+        ([(1.0, 1), (2.0, 1), (3.0, 3)], 0),  # held back behind the first, they make no time shorter
+        ([(1.0, 4)], 3),
+        ([(1.0, 1)], 0),
+        ([], 0),
+    ],
+)
+def test_tokens_that_came_with_the_first(chunks: list[tuple[float, int]], held: int) -> None:
+    assert repeat(*[chunk(time_s, *range(count)) for time_s, count in chunks]).num_held_tokens == held
+
+
+def test_a_step_of_a_batch_holds_nothing_back() -> None:
+    made = Repeat(SendEvent(repeat=0, time_s=0.0, num_prompt_tokens=5, batch=2))
+    for time_s in (1.0, 2.0, 3.0):
+        made.add(chunk(time_s, 4, 5))
+    assert made.num_held_tokens == 0

@@ -61,6 +61,17 @@ def test_ours_and_the_official_figures_of_one_request(tmp_path: Path) -> None:
     assert record.analysis is not None and record.analysis.official_ttft_s == found.official.ttft_s
 
 
+@pytest.mark.parametrize("together", [TOKENS, TOKENS - 5, 4])
+def test_tokens_that_were_held_back_are_no_speed(tmp_path: Path, together: int) -> None:
+    """The first so many come in one segment: what the model took for them is not in TPOT."""
+    of = answer(FAST)
+    head = "".join(text for _, text in of["pieces"][:together])
+    of["pieces"] = [[0.05, head], *of["pieces"][together:]]
+    record, _, _ = bench(tmp_path, [answer(FAST), answer(FAST), of])
+    assert record.analysis is not None and record.analysis.verdict == "invalid"
+    assert f"repeat 1 got {together} of its 40 tokens at once at the start" in record.analysis.reason
+
+
 def test_a_failed_request_is_kept_with_its_reason_and_is_in_no_figure(tmp_path: Path) -> None:
     broken = {"pieces": [[0.0, token("a", [1])]], "end": "cut"}
     record, _, path = bench(tmp_path, [answer(FAST), answer(FAST), broken, answer(FAST)])

@@ -102,7 +102,7 @@ def ours(server: Running, num_requests: int, num_tokens: int) -> tuple[list[Time
         with client.connect() as exchange:
             sent_s = clock_s()
             client.send(exchange, body)
-            chunks: list[Chunk] = list(client.chunks(exchange))
+            chunks: list[Chunk] = list(client.chunks(exchange, num_tokens))
         found.append(Times.between(sent_s, [chunk.time_s for chunk in chunks if chunk.token_ids]))
         truth.append(truth_of(server.told(), num_tokens))
     return found, truth

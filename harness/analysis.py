@@ -186,7 +186,9 @@ def _fault(config: RunConfig, repeats: Sequence[Repeat]) -> str | None:
             return f"repeat {repeat.send.repeat} found {found}: its time is not that of a prompt"
         if repeat.num_held_tokens > MAX_HELD_FRAC * (repeat.num_tokens - 1):
             found = f"{repeat.num_held_tokens + 1} of its {repeat.num_tokens} tokens at once at the start"
-            return f"repeat {repeat.send.repeat} got {found}: they were held back, and the time of a token can't be told"
+            return (
+                f"repeat {repeat.send.repeat} got {found}: they were held back, and the time of a token can't be told"
+            )
     return None
 
 

@@ -40,6 +40,7 @@ def request_figures(
         token_source=repeat.token_source,
         num_chunks=len(repeat.chunks),
         most_tokens_a_chunk=max(repeat.tokens_by_chunk, default=0),
+        usage_prompt_tokens=None if repeat.usage is None else repeat.usage.prompt_tokens,
         usage_output_tokens=None if repeat.usage is None else repeat.usage.output_tokens,
         cached_tokens=None if repeat.usage is None else repeat.usage.cached_tokens,
         finish_reason=repeat.finish_reason,

@@ -22,6 +22,8 @@ def run_warnings(
     if roof.drift_frac is not None and abs(roof.drift_frac) > DRIFT_WORTH_A_WARNING_FRAC:
         warnings.append(f"the probe moved by {percent(roof.drift_frac)} from the first reading to the last")
     warnings += _roof_warnings(facts)
+    if late := facts.engine.late_compilations:
+        warnings.append(f"the server compiled after it was ready, {len(late)} lines of its log: {late[0]}")
     if facts.probe is not None and facts.probe.method == "torch-reduction":
         warnings.append("no compiler: the roof is a torch reduction's, so utilization may read too high")
     if facts.probe is not None and facts.device.last_level_cache_bytes is None:
@@ -72,7 +74,8 @@ def _request_warnings(
         yield f"{share}; repeat {failed[0].repeat}: {failed[0].reason}"
     for name, times in (("TPOT", [r.tpot_s for r in requests]), ("TTFT", [r.ttft_s for r in requests])):
         if (times_over := _first_over_others(times)) is not None:
-            yield f"repeat 0 took {times_over:.1f} times the others' {name}: raise workload.warmup_tokens"
+            first = requests[0].repeat
+            yield f"repeat {first} took {times_over:.1f} times the others' {name}: raise workload.warmup_tokens"
     yield from _token_warnings(requests)
     prompts = facts.config.workload.prompts
     if prompts is not None and len({*prompts}) < len(requests) and any(r.connect_s is not None for r in requests):
@@ -99,6 +102,11 @@ def _token_warnings(requests: Sequence[RequestFigures]) -> Iterator[str]:
     if many and many[0].token_source in ("ids", "running usage"):
         tpot = ms(many[0].tpot_s)
         yield f"chunks carry up to {many[0].most_tokens_a_chunk} tokens: ITL is between chunks; TPOT, {tpot}, a token's"
+    for r in requests:
+        if r.usage_prompt_tokens is not None and r.usage_prompt_tokens != r.num_prompt_tokens:
+            said = r.usage_prompt_tokens
+            yield f"repeat {r.repeat}: {r.num_prompt_tokens} prompt tokens were sent, the server's usage says {said}"
+            break
     for r in requests:
         if r.usage_output_tokens is not None and r.usage_output_tokens != r.num_output_tokens:
             said = r.usage_output_tokens

@@ -93,7 +93,9 @@ class Exchange:
             response.begin()
         self._response = response
         if response.status != http.HTTPStatus.OK:
-            raise RequestFailed(f"the server answers {response.status} {response.reason}: {self._reason(response)}")
+            raise RequestFailed(
+                f"the server answers {response.status} {one_line(response.reason)}: {self._reason(response)}"
+            )
         return response
 
     def portions(self) -> Iterator[tuple[bytes, float]]:
@@ -125,12 +127,17 @@ class Exchange:
 def error_text(body: bytes) -> str:
     """The message of an error's body as servers write it, or the body's start; one line."""
     text = body.decode(errors="replace")
-    with contextlib.suppress(ValueError, AttributeError):
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         found = json.loads(text)
         error = found.get("error", found)
         message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
         text = str(message or text)
-    return " ".join(text.split())[:300] or "(no reason given)"
+    return one_line(text)[:300] or "(no reason given)"
+
+
+def one_line(text: str) -> str:
+    """A stranger's words for a terminal: no control characters, which it would obey."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text.split()))
 
 
 @contextlib.contextmanager

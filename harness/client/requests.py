@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from harness.client.answers import AnswerReader
 from harness.client.connection import Exchange, clock_s
+from harness.client.key import Key
 from harness.client.server_url import ServerUrl
 from harness.client.sse import EventDecoder
 from harness.errors import ConfigError, RequestFailed, UnavailableError
@@ -17,6 +18,9 @@ from harness.specs.request import Chunk, Request
 from harness.specs.run import OpenAIEngine
 
 Json = dict[str, Any]
+
+ENDLESS, ENDLESS_SHORT = 2, 64
+"""An answer of more than so many times the tokens that were asked for, and a few for short ones, is not read on."""
 
 
 def request_body(engine: OpenAIEngine, served_model: str, request: Request) -> bytes:
@@ -45,21 +49,11 @@ def tokenize_body(engine: OpenAIEngine, served_model: str, request: Request) -> 
     return body | {key: value for key, value in engine.extra_body.items() if key == "chat_template_kwargs"}
 
 
-def key_of(engine: OpenAIEngine) -> str | None:
-    """The server's key, from the environment. ConfigError where it should be there and is not."""
-    if engine.api_key_env is None:
-        return None
-    key = os.environ.get(engine.api_key_env)
-    if not key:
-        raise ConfigError(f"engine.api_key_env: {engine.api_key_env} is not set", "export it, or leave the key out")
-    return key
-
-
 class Client:
     """One server, and how it is spoken to."""
 
     def __init__(self, engine: OpenAIEngine) -> None:
-        self._engine, self._key = engine, key_of(engine)
+        self._engine, self._key = engine, Key.of(engine)
         self.url = ServerUrl.parse(engine.url)
         self._path = "/chat/completions" if engine.api == "chat" else "/completions"
 
@@ -75,7 +69,7 @@ class Client:
             method = "GET" if body is None else "POST"
             exchange.send(method, path, self._headers(), None if body is None else json.dumps(body).encode())
             data = b"".join(portion for portion, _ in exchange.portions())
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             if isinstance(found := json.loads(data), dict):
                 return found
         raise RequestFailed(f"{url}{path} answers no JSON object: {data[:60]!r}", "is it an OpenAI-compatible server?")
@@ -98,39 +92,41 @@ class Client:
     def send(self, exchange: Exchange, body: bytes) -> None:
         exchange.send("POST", self._path, self._headers(), body)
 
-    def chunks(self, exchange: Exchange) -> Iterator[Chunk]:
-        """Of the request that was sent, as they come. Raises RequestFailed for all that is not a whole answer."""
-        decoder, reader = EventDecoder(), AnswerReader()
+    def chunks(self, exchange: Exchange, asked_tokens: int) -> Iterator[Chunk]:
+        """Of the request that was sent, as they come. Raises RequestFailed for all that is not a whole answer, and for
+        one that does not end."""
+        decoder, reader = EventDecoder(), AnswerReader(most_tokens=ENDLESS * asked_tokens + ENDLESS_SHORT)
         exchange.wait_until(clock_s() + self._engine.first_token_limit_s)
         for portion, time_s in exchange.portions():
             for event in decoder.feed(portion, time_s):
                 for chunk in reader.chunks(event):
                     if chunk.token_ids or chunk.text:
                         exchange.wait_until(time_s + self._engine.token_limit_s)
-                    yield chunk
+                    yield chunk if self._key is None else replace(chunk, text=self._key.masked(chunk.text))
                 if reader.is_done:
                     return
         raise RequestFailed(f"the stream ended {'within an event' if decoder.is_within_event else 'before its [DONE]'}")
 
     def _headers(self) -> Mapping[str, str]:
         headers = {"Content-Type": "application/json", "Connection": "close"}
-        return headers if self._key is None else headers | {"Authorization": f"Bearer {self._key}"}
+        return headers if self._key is None else headers | {"Authorization": f"Bearer {self._key.value}"}
 
     def without_key(self, text: str) -> str:
         """For whatever is kept: some servers repeat the key in their refusal."""
-        return text if self._key is None else text.replace(self._key, "***")
+        return text if self._key is None else self._key.masked(text)
 
 
 def find_served_model(client: Client, wanted: str | None) -> Json:
     """The server's entry for the model. UnavailableError where nobody answers, ConfigError where it has another one."""
     try:
         data = client.ask("/models").get("data")
-        listed = [entry for entry in data if isinstance(entry, dict)] if isinstance(data, list) else []
+        entries = data if isinstance(data, list) else []
+        listed = [entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
     except RequestFailed as fault:
         what = client.without_key(f"the server at {client.url} does not list its models: {fault.what}")
         raise UnavailableError(what, fault.mend) from None
-    names = [str(entry.get("id")) for entry in listed]
-    found = [entry for entry in listed if wanted in (None, entry.get("id"))]
+    names = [entry["id"] for entry in listed]
+    found = [entry for entry in listed if wanted in (None, entry["id"])]
     if len(found) == 1:
         return found[0]
     has = ", ".join(names[:8]) or "none"

@@ -1,6 +1,7 @@
 """Server-sent events out of bytes as they arrive, each with the time at which its last byte came.
 
-The format is the event stream of the HTML standard; of its fields only `data` means anything here. What it leaves to a
+The format is the event stream of the HTML standard; of its fields only `data` means anything here, and an
+`event` of errors. What it leaves to a
 reader's patience is a fault: a stream that isn't one is better failed than measured.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.client.connection import error_text
 from harness.errors import RequestFailed
 
 MAX_EVENT_BYTES = 4 << 20
@@ -31,6 +33,7 @@ class EventDecoder:
         self._rest = b""
         self._after_cr = False
         self._data: list[bytes] = []
+        self._is_error = False
         self._size = 0
 
     def feed(self, received: bytes, time_s: float) -> Iterator[ServerEvent]:
@@ -51,6 +54,8 @@ class EventDecoder:
         elif self._data:
             data = b"\n".join(self._data)
             self._data, self._size = [], 0
+            if self._is_error:
+                raise RequestFailed(f"the server reports an error within the stream: {error_text(data)}")
             yield ServerEvent(time_s, _text(data))
 
     def _field(self, line: bytes) -> None:
@@ -59,6 +64,8 @@ class EventDecoder:
             self._data.append(value.removeprefix(b" "))
             self._size += len(value)
             self._check_size(0)
+        elif name == b"event" and value.strip() == b"error":
+            self._is_error = True
         elif name and name not in FIELDS:  # a comment has no name
             raise RequestFailed(f"the stream has a line that is no server-sent event: {_shown(line)}")
 

@@ -79,11 +79,11 @@ class OpenAIServer(Engine):
         if self._exchange is None:
             raise RuntimeError("generate without prepare")
         self._client.send(self._exchange, self._body)
-        return self._chunks(self._exchange)
+        return self._chunks(self._exchange, request.max_output_tokens)
 
-    def _chunks(self, exchange: Exchange) -> Iterator[Chunk]:
+    def _chunks(self, exchange: Exchange, asked_tokens: int) -> Iterator[Chunk]:
         try:
-            yield from self._client.chunks(exchange)
+            yield from self._client.chunks(exchange, asked_tokens)
         except RequestFailed as fault:
             raise RequestFailed(self._client.without_key(fault.what), fault.mend) from None
         finally:

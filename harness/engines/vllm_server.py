@@ -80,10 +80,10 @@ class VllmServer(OpenAIServer):
         self._variant.take()
         return super().prepare(request)
 
-    def _chunks(self, exchange: Exchange) -> Iterator[Chunk]:
+    def _chunks(self, exchange: Exchange, asked_tokens: int) -> Iterator[Chunk]:
         """A server that died says why in its log."""
         try:
-            yield from super()._chunks(exchange)
+            yield from super()._chunks(exchange, asked_tokens)
         except RequestFailed as fault:
             try:
                 self._process.check_alive(DYING_S)
@@ -100,10 +100,8 @@ class VllmServer(OpenAIServer):
         return found
 
     def report(self) -> EngineReport:
-        compiled = self._process.compilations_since_ready()
-        notes = [*self._notes, *(f"compiled after it was ready: {line}" for line in compiled[:5])]
-        notes += [f"and {len(compiled) - 5} more such lines in {LOG}"] * (len(compiled) > 5)
-        own = {"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "notes": tuple(notes)}
+        compiled = tuple(self._process.compilations_since_ready())
+        own = {"kind": "vllm-server", "dtype": self._dtype, "load_s": self._load_s, "late_compilations": compiled}
         return self._variant.completed(super().report().model_copy(update=own))
 
     def audit(self) -> None:

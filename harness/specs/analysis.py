@@ -39,6 +39,7 @@ class RequestFigures(Frozen):
     num_chunks: NonNegativeInt | None = None
     """Chunks that carried tokens; null in records of before they were counted."""
     most_tokens_a_chunk: NonNegativeInt | None = None
+    usage_prompt_tokens: NonNegativeInt | None = None
     usage_output_tokens: NonNegativeInt | None = None
     """As the server says; null where it says nothing."""
     cached_tokens: NonNegativeInt | None = None

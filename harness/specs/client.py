@@ -1,10 +1,15 @@
 """How a server is asked, whoever runs it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue, field_validator
 
 from harness.specs.base import Frozen, Magnitude
+
+SECRET_FIELDS = ("API_KEY", "APIKEY", "AUTHORIZATION", "SECRET", "PASSWORD", "CREDENTIAL", "ACCESS_TOKEN")
+"""In the names of a body's fields; `max_tokens` and its like are none."""
+Limit = Annotated[Magnitude, Field(le=1e6)]
+"""Seconds; a socket waits no longer than its system counts."""
 
 
 class ClientOptions(Frozen):
@@ -17,7 +22,16 @@ class ClientOptions(Frozen):
     be asked for, and a chunk's tokens are not told."""
     extra_body: dict[str, JsonValue] = {}
     """Goes into every request: sampling, chat_template_kwargs, ..."""
-    connect_limit_s: Magnitude = 10.0
-    first_token_limit_s: Magnitude = 600.0
-    token_limit_s: Magnitude = 60.0
+    connect_limit_s: Limit = 10.0
+    first_token_limit_s: Limit = 600.0
+    token_limit_s: Limit = 60.0
     """Between one token and the next."""
+
+    @field_validator("extra_body")
+    @classmethod
+    def _holds_no_secret(cls, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        """A run's configuration is kept in its record."""
+        secret = [name for name in body if any(word in name.upper() for word in SECRET_FIELDS)]
+        if secret:
+            raise ValueError(f"{secret[0]} may be a secret, and the record keeps this file: name its variable")
+        return body

@@ -85,6 +85,8 @@ class EngineReport(Frozen):
     load_s: NonNegativeFloat | None = None
     prepare_s: NonNegativeFloat | None = None
     """Backends' one-time preparation of the weights."""
+    late_compilations: tuple[str, ...] = ()
+    """What a server's log says of compiling after the server was ready: some request waited for it."""
     notes: tuple[str, ...] = ()
 
 

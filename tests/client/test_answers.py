@@ -13,7 +13,7 @@ from harness.specs.request import Chunk
 
 
 def read(*bodies: dict[str, Any] | str) -> list[Chunk]:
-    reader = AnswerReader()
+    reader = AnswerReader(100)
     texts = [body if isinstance(body, str) else json.dumps(body) for body in bodies]
     return [chunk for i, text in enumerate(texts) for chunk in reader.chunks(ServerEvent(float(i), text))]
 
@@ -65,7 +65,7 @@ def test_running_usage_counts_what_has_no_ids() -> None:
 
 
 def test_done_is_no_chunk() -> None:
-    reader = AnswerReader()
+    reader = AnswerReader(100)
     assert not list(reader.chunks(ServerEvent(0.0, "[DONE]"))) and reader.is_done
 
 
@@ -81,6 +81,12 @@ def test_done_is_no_chunk() -> None:
         ({"choices": [], "usage": 3}, "no answer: usage"),
         ({"error": {"message": "out of\nmemory", "code": 500}}, "error within the stream: out of memory"),
         ({"error": "busy"}, "error within the stream: busy"),
+        ({"object": "error", "message": "engine died"}, "error within the stream: engine died"),
+        ({"choices": [{"text": "a", "finish_reason": "abort"}]}, "broke the answer off: finish_reason 'abort'"),
+        ({"choices": [{"token_ids": [*range(101)]}]}, "does not end: 101 tokens"),
+        ({"choices": [], "usage": {"completion_tokens": 101}}, "does not end: 101 tokens"),
+        ({"choices": [], "usage": {"completion_tokens": 10**400}}, r"no answer: usage\.completion_tokens"),
+        ({"choices": [], "usage": {"prompt_tokens": 10**30}}, r"no answer: usage\.prompt_tokens"),
         (
             {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": -1}},
             r"no answer: usage\.completion_tokens",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from scripted_answers import DONE, answer, event, scripted_server, token, usage
 
 from harness.client.connection import clock_s
@@ -27,7 +28,7 @@ def ask(
         client = Client(engine)
         with client.connect() as exchange:
             client.send(exchange, request_body(engine, "m", request))
-            chunks = list(client.chunks(exchange))
+            chunks = list(client.chunks(exchange, request.max_output_tokens))
         return chunks, server.told()
 
 
@@ -76,7 +77,7 @@ def test_each_request_has_a_connection_of_its_own(tmp_path: Path) -> None:
         for _ in range(3):
             with client.connect() as exchange:
                 client.send(exchange, request_body(engine, "m", IDS))
-                list(client.chunks(exchange))
+                list(client.chunks(exchange, IDS.max_output_tokens))
             ports.add(server.told()["peer_port"])
     assert len(ports) == 3
 
@@ -105,10 +106,13 @@ def test_an_event_in_two_pieces_arrives_with_the_second(tmp_path: Path) -> None:
         (pieces(event({"error": {"message": "engine died"}})), "engine died"),
         (pieces("data: \xff\n\n"), "not UTF-8"),
         (pieces("oops\n\n"), "no server-sent event"),
+        (pieces('event: error\ndata: {"message": "engine died"}\n\n'), "within the stream: engine died"),
+        (pieces(*[token("a")] * 80), "does not end: 73 tokens"),
         (pieces("data: " + "x" * (5 << 20)), "larger than 4 MiB"),
         ({"status": 400, "body": '{"error": {"message": "too long a prompt"}}'}, "400 .*too long a prompt"),
         ({"status": 503, "body": "<html>\n busy </html>"}, "503 .*<html> busy </html>"),
         ({"status": 302, "body": ""}, "302 .*no reason given"),
+        ({"status": 500, "body": "\x1b[2Jgone"}, "500 .*: \ufffd\\[2Jgone"),
     ],
 )
 def test_what_is_no_whole_answer(tmp_path: Path, of: dict[str, Any], what: str) -> None:
@@ -134,6 +138,41 @@ def test_a_key_is_sent_and_never_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert told["headers"]["Authorization"] == "Bearer sk-secret"
     client = Client(OpenAIEngine(kind="openai", url="http://127.0.0.1:1/v1", api_key_env="TEST_KEY"))
     assert client.without_key("wrong key sk-secret!") == "wrong key ***!"
+
+
+@pytest.mark.parametrize("length", range(1, 10))
+def test_a_key_that_was_cut_off_is_not_told_either(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "sk-secret")
+    client = Client(OpenAIEngine(kind="openai", url="http://127.0.0.1:1/v1", api_key_env="TEST_KEY"))
+    part = "sk-secret"[:length]
+    kept = part if length < 4 else "***"
+    assert client.without_key(f"wrong {part}") == f"wrong {kept}"
+    assert client.without_key(f"'wrong {part}'") == f"'wrong {kept}'"
+    assert client.without_key(f"wrong {part}-like words") == (
+        "wrong ***-like words" if length == 9 else f"wrong {part}-like words"
+    )
+
+
+def test_a_server_that_repeats_the_key_in_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "sk-secret")
+    chunks, _ = ask(tmp_path, pieces(token("your key is sk-secret", [1]), DONE), api_key_env="TEST_KEY")
+    assert [chunk.text for chunk in chunks] == ["your key is ***"]
+
+
+@pytest.mark.parametrize("value", ["abc\n", "abc\r", "a bc", "schlüssel", "\x7f"])
+def test_a_key_that_no_header_can_carry(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", value)
+    with pytest.raises(ConfigError, match="TEST_KEY holds a blank") as caught:
+        Client(OpenAIEngine(kind="openai", url="http://127.0.0.1:1/v1", api_key_env="TEST_KEY"))
+    assert value not in str(caught.value) and value.strip() not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"extra_body": {"api_key": "x"}}, {"token_limit_s": 1e20}, {"connect_limit_s": 1e7}]
+)
+def test_settings_that_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"may be a secret|less than or equal to 1000000"):
+        OpenAIEngine.model_validate({"kind": "openai", "url": "http://127.0.0.1:1/v1"} | settings)
 
 
 def test_a_key_that_is_not_there() -> None:
@@ -163,6 +202,7 @@ def test_a_port_that_speaks_something_else() -> None:
         (["a", "b"], None, "has 2 models: a, b"),
         (["a"], "c", "has no model 'c'"),
         ([], None, "has 0 models: none"),
+        ([None], None, "has 0 models: none"),
     ],
 )
 def test_which_model(tmp_path: Path, models: list[str], wanted: str | None, what: str) -> None:

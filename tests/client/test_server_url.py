@@ -33,6 +33,12 @@ def test_urls(url: str, parsed: ServerUrl) -> None:
         ("127.0.0.1:8000", "no http or https URL"),
         ("ftp://x/v1", "no http or https URL"),
         ("http:///v1", "no http or https URL"),
+        ("http://a b/v1", "no http or https URL"),
+        ("http://127.0.0.1 :8000/v1", "no http or https URL"),
+        ("http://a..b/v1", "no http or https URL"),
+        (f"http://{'a' * 64}/v1", "no http or https URL"),
+        ("http://x/ü", "no http or https URL"),
+        ("http://ü/v1", "no http or https URL"),
         ("http://x:port/v1", "can't be read"),
         ("http://x:99999/v1", "can't be read"),
         ("http://user:secret@x/v1", "more than host, port and path"),
@@ -45,7 +51,21 @@ def test_refused_without_repeating_a_secret(url: str, what: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "localhost", "[::1]", "me.localhost"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "127.8.9.1",
+        "localhost",
+        "[::1]",
+        "me.localhost",
+        "0.0.0.0",
+        "[::]",
+        "localhost.",
+        "127.1",
+        "[::ffff:127.0.0.1]",
+    ],
+)
 def test_no_proxy_is_asked_for_this_machine(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy:3128")
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
@@ -66,3 +86,10 @@ def test_a_proxy_that_is_not_plain_is_refused_without_its_password(monkeypatch: 
     with pytest.raises(ConfigError, match="no_proxy") as caught:
         _ = ServerUrl.parse("http://gpu-box:8000/v1").proxy
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:99999", "http://[::1", "http://a b:3128", "https://proxy"])
+def test_a_proxy_that_can_not_be_asked(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    monkeypatch.setenv("http_proxy", proxy)
+    with pytest.raises(ConfigError, match="not a plain http one"):
+        _ = ServerUrl.parse("http://gpu-box:8000/v1").proxy

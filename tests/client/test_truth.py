@@ -35,6 +35,15 @@ def test_stamps_are_exact(tmp_path: Path) -> None:
     pytest.fail("\n".join(str(one.row("")) for one in found))
 
 
+@pytest.mark.parametrize(
+    "ttft_s, itl_s, exact, aim",
+    [(4e-4, 2e-4, True, True), (6e-4, 2e-4, True, False), (4e-4, 4e-4, True, False), (2e-3, 2e-4, False, False)],
+)
+def test_errors_are_judged(ttft_s: float, itl_s: float, exact: bool, aim: bool) -> None:
+    judged = Errors(np.full(3, ttft_s), np.full(9, itl_s), np.zeros(3)).judged()
+    assert judged.startswith("below") == exact and ("; within" in judged) == aim
+
+
 def test_a_client_that_is_late_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     true = StampedReader.readinto
 

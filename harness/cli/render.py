@@ -12,7 +12,8 @@ from harness.cli.options import Format
 if TYPE_CHECKING:
     from rich.console import Console
 
-PIPE_WIDTH = 120
+TEXT_WIDTH, ROW_WIDTH = 120, 10_000
+"""In a pipe: text is wrapped as a page is, and a row stays a line."""
 Row = Mapping[str, Any]
 
 
@@ -56,11 +57,11 @@ def _flat(row: Row) -> dict[str, Any]:
     }
 
 
-def _console() -> "Console":
-    """The terminal's width; in a pipe wide enough that a row stays a line."""
+def _console(pipe_width: int) -> "Console":
+    """The terminal's width; in a pipe the one given."""
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else pipe_width)
 
 
 def _table(rows: Sequence[Row], title: str) -> None:
@@ -71,7 +72,7 @@ def _table(rows: Sequence[Row], title: str) -> None:
         table.add_column(key, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*("-" if value in (None, "") else str(value) for value in row.values()))
-    _console().print(table)
+    _console(ROW_WIDTH).print(table)
 
 
 def _lines(lines: Sequence[tuple[str, str]], title: str) -> None:
@@ -82,4 +83,4 @@ def _lines(lines: Sequence[tuple[str, str]], title: str) -> None:
     table.add_column(overflow="fold")
     for name, value in lines:
         table.add_row(name, value)
-    _console().print(table)
+    _console(TEXT_WIDTH).print(table)

@@ -77,3 +77,9 @@ def test_an_ab_row_that_was_not_timed_says_why() -> None:
     (found,) = ab_table([row(status="incorrect", why="n is 1")])
     assert found["outcome"] == "incorrect: n is 1"
     assert {found["GB/s"], found["of probe"], found["times the baseline"]} == {"-"}
+
+
+def test_a_row_stays_a_line_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    show([{"shape": "1x1024x1024", "parameters": "p" * 300, "ratio": "1.00"}], Format.table)
+    _, row = capsys.readouterr().out.splitlines()
+    assert row.split() == ["1x1024x1024", "p" * 300, "1.00"]

@@ -18,8 +18,8 @@ from harness.specs.run import RunConfig
 from harness.stats import median, percentile
 from harness.verdict import Measured, judge
 
-MAX_HELD_FRAC = 0.05
-"""Of an answer's steps: by so much TPOT would be too small."""
+MAX_HELD_FRAC, MIN_HELD = 0.05, 4
+"""Of an answer's steps: by so much TPOT would be too small; fewer tokens are what a busy reader finds together."""
 
 
 def analyse(facts: RunFacts, events: Sequence[Event]) -> tuple[tuple[RequestFigures, ...], Analysis]:
@@ -184,7 +184,8 @@ def _fault(config: RunConfig, repeats: Sequence[Repeat]) -> str | None:
         if repeat.usage is not None and repeat.usage.cached_tokens:
             found = f"{repeat.usage.cached_tokens} of its {repeat.send.num_prompt_tokens} prompt tokens in a cache"
             return f"repeat {repeat.send.repeat} found {found}: its time is not that of a prompt"
-        if repeat.num_held_tokens > MAX_HELD_FRAC * (repeat.num_tokens - 1):
+    for repeat in repeats:
+        if repeat.num_held_tokens >= MIN_HELD and repeat.num_held_tokens > MAX_HELD_FRAC * (repeat.num_tokens - 1):
             found = f"{repeat.num_held_tokens + 1} of its {repeat.num_tokens} tokens at once at the start"
             return (
                 f"repeat {repeat.send.repeat} got {found}: they were held back, and the time of a token can't be told"

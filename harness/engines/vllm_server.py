@@ -41,8 +41,6 @@ from harness.specs.request import Chunk, Request
 from harness.specs.run import OpenAIEngine, RunConfig
 from harness.specs.vllm import VllmServerEngine
 from harness.vllm_plugin.audit import COLLECT, HASHES
-from harness.vllm_plugin.settings import REPORT
-from harness.vllm_plugin.shared import read_reports
 from harness.vllm_plugin.variant import Variant
 
 LOG = "server.log"
@@ -156,16 +154,11 @@ class VllmServerRig(Rig):
             if not process.owns_port(port):
                 raise UnavailableError(f"another process answers on port {port}", "run again: it took the port first")
             dtype, load_s = self._engine.held_dtype(self._model.spec.dtype), time.monotonic() - started_s
-            if tables.tables and not any(report.paths for report in read_reports(Path(variables[REPORT]))):
-                raise UnavailableError(
-                    "the server takes nothing from the selection",
-                    "install llm-decode-harness for its Python, and give a table that lists this model's shapes",
-                )
             limit_s = self._engine.start_limit_s if has_audit(variables) else None
             collect = partial(_collect, Client(asked), process) if plugin else None
             return [
                 VllmServer(process, asked, self._model, dtype, load_s, variant, limit_s, self._probed.notes)
-                for variant in tables.variants(variables, collect)
+                for variant in tables.variants(variables, collect, self._engine)
             ]
         except BaseException:
             process.stop()

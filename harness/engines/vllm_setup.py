@@ -13,13 +13,13 @@ from pydantic import JsonValue
 
 from harness.backends.launch import GPU_KINDS
 from harness.devices.cpu import physical_cores
-from harness.errors import ConfigError
+from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
 from harness.specs.device import DeviceInfo
 from harness.specs.vllm import VllmOptions
 from harness.vllm_plugin.audit import WORKER
 from harness.vllm_plugin.settings import REPORT, SELECTION, read_settings
-from harness.vllm_plugin.shared import OFF
+from harness.vllm_plugin.shared import OFF, read_reports
 from harness.vllm_plugin.variant import COMPARE_WITHOUT, GRAPHS_KEEP, Variant
 
 NO_BINDING = "nobind"
@@ -38,8 +38,19 @@ class Selections:
         selected = {SELECTION: os.pathsep.join(self.tables)} if self.tables else {}
         return selected | {REPORT: str(log_dir.resolve() / "plugin")}
 
-    def variants(self, variables: Mapping[str, str], collect: Callable[[], object] | None) -> list[Variant]:
-        """One for each engine. variables: of vLLM's processes. collect: Variant's."""
+    def variants(
+        self, variables: Mapping[str, str], collect: Callable[[], object] | None, options: VllmOptions
+    ) -> list[Variant]:
+        """One for each engine, once vLLM is ready. variables: of its processes. collect: Variant's. UnavailableError
+        where a worker takes nothing from the tables: it would be measured as if it did."""
+        here, workers = Path(variables[REPORT]), options.world_size if options.is_on_one_machine else 1
+        taking = sum(bool(report.paths) for report in read_reports(here)) if self.tables else workers
+        if taking < workers:
+            raise UnavailableError(
+                f"{taking} of vLLM's {workers} workers take something from the selection",
+                "install llm-decode-harness for its Python, let VLLM_PLUGINS allow it, and give a table that lists this"
+                " model's shapes",
+            )
         return [Variant(Path(variables[REPORT]), collect, place, len(self.tables)) for place in self.places]
 
 

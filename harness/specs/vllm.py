@@ -98,6 +98,13 @@ class VllmOptions(Frozen):
         return environment
 
     @model_validator(mode="after")
+    def _one_selection(self) -> "VllmOptions":
+        ours = [name for name in ("HARNESS_SELECTION", "HARNESS_PLUGIN_REPORT") if name in self.environment]
+        if self.selection is not None and ours:
+            raise ValueError(f"{ours[0]} is the harness's own beside engine.selection: leave one of them out")
+        return self
+
+    @model_validator(mode="after")
     def _our_worker(self) -> "VllmOptions":
         if self.selection is not None and "worker_extension_cls" in self.extra_args:
             raise ValueError("worker_extension_cls is the harness's own with a selection: leave one of them out")

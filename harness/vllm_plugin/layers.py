@@ -21,6 +21,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
+import harness
 from harness.backends.weights import dtype_name
 from harness.errors import UnavailableError
 from harness.selection import software_versions
@@ -82,12 +83,20 @@ def _rows(layer: Any) -> int:
 
 def model_session() -> Session | None:
     """The process's, opened by the first layer: then vLLM has settled on a device and a type."""
-    settings, session = read_settings(), op.current()
-    if session is not None and session.settings == settings:
-        return session
-    config = get_current_vllm_config_or_none()
-    op.replace(None if settings is None or config is None else _opened(settings, config))
-    return op.current()
+    settings, session, config = read_settings(), op.current(), get_current_vllm_config_or_none()
+    if session is None or session.settings != settings:
+        op.replace(None if settings is None or config is None else _opened(settings, config))
+        session = op.current()
+    if session is not None and config is not None:
+        _add_to_key(config, session.paths.tables)
+    return session
+
+
+def _add_to_key(config: Any, tables: tuple[SelectionTable, ...]) -> None:
+    """vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it,
+    and a process's second model what was compiled without."""
+    ours = f"{harness.__version__} {software_versions()['kernels']}"
+    config.additional_config.setdefault("llm-decode-harness", [ours, *(table.fingerprint for table in tables)])
 
 
 def _opened(settings: Settings, config: Any) -> Session:
@@ -95,9 +104,6 @@ def _opened(settings: Settings, config: Any) -> Session:
     device = machine.executor.device
     dtype = CONFIG_DTYPES[str(config.model_config.dtype).removeprefix("torch.")]
     notes = settings.check(tables, device, dtype, config.parallel_config.tensor_parallel_size)
-    # vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it.
-    key = [software_versions()["kernels"], *(table.fingerprint for table in tables)]
-    config.additional_config["llm-decode-harness"] = key
     if device.kind != "cpu":
         _settle_gpu(config, tables)
     return Session(

@@ -38,6 +38,11 @@ class Settings:
     ) -> tuple[str, ...]:
         """A note on each table that was measured elsewhere and is forced; ConfigError for one that is not. dtype: the
         model's. tensor_parallel: workers that share every layer."""
+        if self.contest and any(entry.op == "linear-attention" for table in tables for entry in table.entries):
+            raise ConfigError(
+                f"a contest's {SELECTION} lists the delta rule, some of whose weights vLLM packs, and none is hashed",
+                f"name a table without linear-attention, or unset {CONTEST}",
+            )
         notes, share = [], f" --tensor-parallel {tensor_parallel}" if tensor_parallel > 1 else ""
         for path, table in zip(self.tables, tables, strict=True):
             differences = foreign(table, device, dtype, tensor_parallel)

@@ -38,7 +38,8 @@ def bench(
 def test_a_run_against_a_server(tmp_path: Path) -> None:
     record, told, path = bench(tmp_path, [answer(FAST)] * 3)
     assert record.analysis is not None and record.engine is not None
-    assert record.analysis.verdict == "no-roof" and record.device is not None and record.device.kind == "unknown"
+    assert record.analysis.roof_read_bytes_per_s is None
+    assert record.device is not None and record.device.kind == "unknown"
     assert record.engine.resolved == {"id": "m", "max_model_len": 100000, "version": "scripted"}
     assert [r.num_output_tokens for r in record.requests] == [TOKENS] * 2
     assert len({tuple(one["body"]["prompt"]) for one in told}) == 3  # no prompt twice, the warm-up's neither
@@ -61,7 +62,7 @@ def test_ours_and_the_official_figures_of_one_request(tmp_path: Path) -> None:
     assert record.analysis is not None and record.analysis.official_ttft_s == found.official.ttft_s
 
 
-@pytest.mark.parametrize("together", [TOKENS, TOKENS - 5, 4])
+@pytest.mark.parametrize("together", [TOKENS, TOKENS - 5, 6])
 def test_tokens_that_were_held_back_are_no_speed(tmp_path: Path, together: int) -> None:
     """The first so many come in one segment: what the model took for them is not in TPOT."""
     of = answer(FAST)

@@ -61,6 +61,10 @@ def test_graph_modes(graph: Any, arguments: dict[str, Any]) -> None:
         ({"extra_args": {"quantization": "fp8"}}, "count it wrongly"),
         ({"extra_args": {"kv_cache_dtype": "fp8"}}, "count it wrongly"),
         ({"extra_args": {"--block-size": 32}}, "pattern"),
+        (
+            {"selection": "t.yaml", "environment": {"HARNESS_SELECTION": "u.yaml"}},
+            "HARNESS_SELECTION is the harness's own",
+        ),
         ({"selection": "t.yaml", "extra_args": {"worker_extension_cls": "x"}}, "the harness's own"),
         ({"graph": "full", "extra_args": {"compilation_config": {}}}, "give one of them"),
         ({"graph": "FULL"}, "full"),

@@ -195,3 +195,15 @@ def vllm_names(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         remove=lambda module, name: monkeypatch.delattr(sys.modules[module], name),
     )  # fmt: skip
     install._replace_layers.cache_clear()
+
+
+def test_a_contest_takes_no_table_of_the_delta_rule(tmp_path: Path) -> None:
+    """vLLM packs its convolution on some CPUs, and its parameters are in no hash."""
+    save_entries(tmp_path / "d.yaml", [ENTRY, DELTA_ENTRY], "m", "BF16", DEVICE)
+    for contest in (False, True):
+        settings = Settings((tmp_path / "d.yaml",), contest=contest)
+        if not contest:
+            assert settings.check(settings.load(), DEVICE, "BF16") == ()
+            continue
+        with pytest.raises(ConfigError, match="lists the delta rule"):
+            settings.check(settings.load(), DEVICE, "BF16")

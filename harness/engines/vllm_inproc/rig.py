@@ -103,7 +103,7 @@ class VllmRig(Rig):
         notes = *synthetic, *self._notes
         collect, audits = partial(llm.collective_rpc, COLLECT) if plugin else None, has_audit(os.environ)
         try:
-            variants = tables.variants(os.environ, collect)
+            variants = tables.variants(os.environ, collect, self._engine)
         except BaseException:
             llm.llm_engine.engine_core.shutdown()
             raise

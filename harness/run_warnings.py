@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from harness.facts import RunFacts
 from harness.roof import Roof
 from harness.specs.analysis import FailedRequest, RequestFigures
+from harness.specs.engine import EngineReport
 from harness.stats import median
 from harness.units import ms, percent
 
@@ -30,12 +31,17 @@ def run_warnings(
         warnings.append("the size of the last-level cache is not known: cache residency was not checked")
     if (declared := _undeclared_difference(facts, batch)) is not None:
         warnings.append(declared)
-    warnings += [
-        f"{op.op} {op.role} ({op.phase}): {op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
-        for op in facts.engine.ops
-        if op.fallback_from
-    ]
-    return warnings
+    return [*warnings, *fallback_lines(facts.engine)]
+
+
+def fallback_lines(report: EngineReport) -> list[str]:
+    """What was asked for and did not run, with what ran instead and why; roles that share all of it stand together."""
+    roles: dict[tuple[str, str], dict[str, None]] = {}
+    for op in report.ops:
+        if op.fallback_from:
+            what = f"{op.fallback_from} can't, {op.backend} ran: {op.fallback_reason}"
+            roles.setdefault((op.op, f"({op.phase}): {what}"), {})[op.role] = None
+    return [f"{op} {'/'.join(of)} {rest}" for (op, rest), of in roles.items()]
 
 
 def _roof_warnings(facts: RunFacts) -> list[str]:

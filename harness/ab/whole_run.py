@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.ab.interleave import turn
 from harness.ab.judge import is_settled
+from harness.ab.ran import refuse_alike
 from harness.devices.spinning import wait_for_spinning_threads
 from harness.engines.base import Engine, PairOpener, Rig
 from harness.engines.registry import open_rig
@@ -66,7 +67,9 @@ def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path,
         engines = (stack.enter_context(closing(engine)) for engine in _open_engines(rigs, both, folder.path))
         sides = {name: Answers(engine) for name, engine in zip(SIDES, engines, strict=True)}
         _answer(config, model, sides, folder, say)
-        done = record.model_copy(update={"status": "done", **_figures(sides)})
+        reports = {name: _checked_report(name, side) for name, side in sides.items()}
+        refuse_alike(difference, (config.a, reports["a"]), (config.b, reports["b"]))
+        done = record.model_copy(update={"status": "done", **_figures(sides, reports)})
         folder.write(done)
         return folder.path, done
 
@@ -104,6 +107,9 @@ def _answer(
                 warm_up = warmup_request(work, model, num_prompt, 1, False, side.engine.takes_ids)
                 side.engine.prepare(warm_up)
                 side.num_steps += sum(len(chunk.token_ids) for chunk in side.engine.generate(warm_up)) - 1
+            if work.input_tokens is not None:  # later prompts are of the same length, and pose the same problems
+                a, b = (side.engine.report() for side in sides.values())
+                refuse_alike(config.difference(), (config.a, a), (config.b, b))
         say(f"round {block + 1} of {config.max_blocks} at most")
         for name in turn(SIDES, block):
             _request(sides[name], request)
@@ -166,9 +172,8 @@ def _checked_report(name: SideName, side: Answers) -> EngineReport:
     return report
 
 
-def _figures(sides: dict[SideName, Answers]) -> dict[str, object]:
+def _figures(sides: dict[SideName, Answers], reports: dict[SideName, EngineReport]) -> dict[str, object]:
     """The record's fields that follow from the answers."""
-    reports = {name: _checked_report(name, side) for name, side in sides.items()}
     return {
         "sides": tuple(
             SideFigures(

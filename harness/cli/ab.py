@@ -11,6 +11,7 @@ from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, 
 if TYPE_CHECKING:
     from harness.specs.ab import AbRecord, AbRow
     from harness.specs.ab_run import AbRunRecord, Agreement
+    from harness.specs.engine import EngineReport
 
 MAX_COUNT = 1 << 20
 
@@ -147,6 +148,7 @@ def ab_run_lines(record: "AbRunRecord") -> list[tuple[str, str]]:
     lines = [("differs", f"{record.difference.key}: a {record.difference.a!r}, b {record.difference.b!r}")]
     for side in record.sides:
         lines.append((side.side, f"TTFT {side.ttft_s * 1e3:.1f} ms, TPOT {side.tpot_s * 1e3:.3f} ms (medians)"))
+        lines += [(side.side, text) for text in _ran_texts(side.engine)]
     for found in record.comparisons:
         low, high = found.interval
         what = f"a / b = {found.ratio:.3f} [{low:.3f}, {high:.3f}], {found.num_pairs} rounds: {found.shows}"
@@ -154,6 +156,15 @@ def ab_run_lines(record: "AbRunRecord") -> list[tuple[str, str]]:
     if record.agreement is not None:
         lines.append(("answers", _agreement_text(record.agreement)))
     return lines
+
+
+def _ran_texts(report: "EngineReport") -> list[str]:
+    """Of one side: proof of what ran inside vLLM, what did not run though it was asked for, and the engine's notes."""
+    from harness.run_warnings import fallback_lines
+
+    counted = f"{report.counted_steps} decode steps counted in every layer"
+    calls = f"{counted}; calls: {report.resolved.get('selection_calls') or 'none'}"
+    return [calls] * (report.counted_steps is not None) + [*fallback_lines(report), *report.notes]
 
 
 def _agreement_text(found: "Agreement") -> str:

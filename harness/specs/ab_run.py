@@ -40,7 +40,11 @@ class AbRunConfig(Frozen):
     @model_validator(mode="after")
     def _enough(self) -> "AbRunConfig":
         if self.a.sweep is not None or self.b.sweep is not None:
-            raise ValueError("a sweep has several workloads, `ab run` takes one")
+            raise ConfigError("a sweep has several workloads, `ab run` takes one", "take `sweep:` out of both files")
+        if self.a.workload.output_tokens < 2:
+            raise ConfigError(
+                "an answer of one token has no time between tokens", "set workload.output_tokens to 2 or more"
+            )
         if not 2 <= self.min_blocks <= self.max_blocks:
             raise ValueError(f"{self.min_blocks} to {self.max_blocks} rounds: at least 2, and at most not below")
         return self

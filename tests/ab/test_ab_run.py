@@ -1,6 +1,8 @@
 """Two variants of an engine: what may differ, what is compared, and that scripted truths come out."""
 
 import json
+import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,16 @@ from scripted_answers import DONE, answer, scripted_server, token, usage
 from tiny_ab import HF
 from typer.testing import CliRunner
 
+from harness.ab.ran import refuse_alike
 from harness.ab.whole_run import Answers, agreement, run_ab_run
+from harness.cli.ab import ab_run_lines
 from harness.cli.main import app
+from harness.devices.cpu import detect_cpu
 from harness.errors import ConfigError, MeasurementError
 from harness.records import load_record
-from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord
+from harness.selection import save_entries
+from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord, Difference
+from harness.specs.engine import EngineReport
 from harness.specs.run import RunConfig
 
 SCRIPTED = {
@@ -160,6 +167,104 @@ def test_native_variants_share_their_weights_and_say_the_same(tmp_path: Path, sm
     ops = [[row for row in side.engine.ops if (row.op, row.phase) == ("linear", "decode")] for side in record.sides]
     assert {row.backend for row in ops[1]} == {"torch"}
     assert {row.backend for row in ops[0]} != {"torch"}
+
+
+def native(folder: Path, **engine: Any) -> dict[str, Any]:
+    path = folder / "tiny" / "config.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(HF | {"dtype": "float32", "model_type": "llama", "rope_theta": 1e4}))
+    return {
+        "name": "x", "model": str(path),
+        "engine": {"kind": "native", "weights": "synthetic", "device": "cpu"} | engine,
+        "workload": {"input_tokens": 6, "output_tokens": 5},
+    }  # fmt: skip
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_what_fell_back_is_named_on_its_side(tmp_path: Path, small: None) -> None:
+    a = write(tmp_path / "a.yaml", native(tmp_path, linear="torch"))
+    b = write(tmp_path / "b.yaml", native(tmp_path, linear="triton-gemv"))
+    blocks = ["--blocks", "2", "--max-blocks", "2", "--runs-dir", str(tmp_path / "runs")]
+    result = CliRunner().invoke(app, ["ab", "run", a, b, *blocks, "--format", "json"])
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    lines = [text for side, text in ab_run_lines(load_record(Path(record["record"]))) if side == "b"]  # type: ignore[arg-type]
+    assert any(re.match("linear qkv/o/.* triton-gemv can't, cpu-gemv ran: it is a Triton kernel", x) for x in lines)
+    assert not any("can't" in text for side, text in ab_run_lines(load_record(Path(record["record"]))) if side == "a")  # type: ignore[arg-type]
+    assert {op["fallback_from"] for op in record["sides"][1]["engine"]["ops"] if op["op"] == "linear"} >= {
+        "triton-gemv"
+    }
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("a", "b", "why"),
+    [
+        ({"graph": False}, {"graph": True}, "False in both"),
+        ({}, {"attention": "triton-decode"}, "b: attention decode .* triton-decode can't, .* ran"),
+        ({}, {"selection": "empty.yaml"}, "b: linear .* selection can't, .*: the table does not list this problem"),
+        ({}, {"elementwise": "cpu"}, "cpu in both"),
+        ({}, {"prefill_chunk": 6}, "6 in both"),
+    ],
+)
+def test_a_thing_is_not_compared_with_itself(
+    a: dict[str, Any], b: dict[str, Any], why: str, tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_entries(Path("empty.yaml"), [], "tiny", "F32", detect_cpu())
+    base = native(tmp_path, **a)
+    with pytest.raises(ConfigError, match=f"and ran the same: {why}") as caught:
+        run_ab_run(config(b, base), tmp_path / "runs", lambda line: None)
+    assert "harness backends" in caught.value.mend
+    (run,) = (tmp_path / "runs").iterdir()
+    record = load_record(run)
+    assert isinstance(record, AbRunRecord) and record.status == "failed" and not record.comparisons
+    assert not (run / "samples.jsonl").exists() or not (run / "samples.jsonl").read_text(), "no round was spent on it"
+
+
+@pytest.mark.torch
+@pytest.mark.compiler
+def test_chunks_that_differ_are_compared(tmp_path: Path, small: None) -> None:
+    asked = config({"prefill_chunk": 3}, native(tmp_path), min_blocks=2, max_blocks=2)
+    assert run_ab_run(asked, tmp_path / "runs", lambda line: None)[1].status == "done"
+
+
+@pytest.mark.parametrize(
+    ("key", "a", "b", "alike"),
+    [
+        ("engine.async_scheduling", {"async_scheduling": True}, {"async_scheduling": True}, True),
+        ("engine.async_scheduling", {"async_scheduling": False}, {"async_scheduling": True}, False),
+        ("engine.graph", {"compilation_mode": "NONE", "cudagraph_mode": "NONE"}, {}, False),
+        ("engine.graph", *[{"compilation_mode": "NONE", "cudagraph_mode": "NONE"}] * 2, True),
+        ("engine.attention_backend", {"async_scheduling": True}, {"async_scheduling": True}, False),
+        ("engine.selection", {}, {}, False),
+    ],
+)
+def test_what_vllm_resolves_decides_and_what_it_does_not_tell_is_taken_at_its_word(
+    key: str, a: dict[str, Any], b: dict[str, Any], alike: bool
+) -> None:
+    run = RunConfig.model_validate(SCRIPTED)
+    sides = [(run, EngineReport(kind="vllm", dtype="BF16", resolved=resolved)) for resolved in (a, b)]
+    difference = Difference(key=key, a=None, b=True)
+    with pytest.raises(ConfigError, match="ran the same") if alike else nullcontext():
+        refuse_alike(difference, *sides)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"workload": {"input_tokens": 16, "output_tokens": 1}}, "one token has no time between tokens"),
+        ({"sweep": {"over": "input_tokens", "values": [8, 16]}}, "a sweep has several workloads"),
+    ],
+)
+def test_what_has_no_figure_is_refused_before_a_run_begins(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+    engines = [SCRIPTED["engine"] | {"util_frac": share} for share in (0.5, 0.6)]
+    files = [write(tmp_path / f"{n}.yaml", SCRIPTED | changes | {"engine": e}) for n, e in enumerate(engines)]
+    result = CliRunner().invoke(app, ["ab", "run", *files, "--runs-dir", str(tmp_path / "runs")])
+    assert result.exit_code == 2 and what in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 2 and not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from scripted_answers import answer
 
 from harness.ab.whole_run import run_ab_run
 from harness.bench import run_bench
+from harness.cli.ab import ab_run_lines
 from harness.engines.vllm_setup import Selections, selections_of_both
 from harness.errors import ConfigError, MeasurementError
 from harness.records import load_record
@@ -77,6 +78,8 @@ def test_one_server_has_both_and_each_side_its_own_counts(
         assert resolved["selection_calls"] == f"{backend} x{STEPS * LAYERS}"
         assert side.engine.counted_steps == STEPS
         assert [(row.backend, row.layers, row.note) for row in side.engine.ops] == [(backend, "0-2", "")]
+        proof = f"{STEPS} decode steps counted in every layer; calls: {backend} x{STEPS * LAYERS}"
+        assert (side.side, proof) in ab_run_lines(record)
 
 
 def test_what_differs_elsewhere_has_two_servers_and_their_counts_stay_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ seconds, so what the machine does meanwhile falls on both.
 
 import argparse
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -25,7 +25,8 @@ from harness.ab.interleave import turn
 from harness.ab.operands.arena import Arena
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
-from harness.ab.side import REGISTRIES, Side, open_side
+from harness.ab.side import Side, open_side
+from harness.backends.registry import REGISTRIES
 from harness.devices.spinning import wait_for_spinning_threads
 from harness.engines.base import Engine
 from harness.engines.native.rig import NativeRig
@@ -37,6 +38,8 @@ from harness.specs.selection import SelectionTable, entries_of
 from harness.workload import Point, make_request, warmup_request
 
 SAMPLE_S = 0.02
+WITHIN_FRAC = 0.05
+"""Of TPOT: how near the shapes' prediction shall come to the decodes."""
 SIDES = ("default", "table")
 
 
@@ -139,8 +142,27 @@ def report(decodes: list[dict[str, float]], calls: list[list[dict[str, float]]],
         f"\nTPOT: default {mean_ms(decodes, 'default')} ms, table {mean_ms(decodes, 'table')} ms, {len(decodes)} rounds"
     )
     for what, shares in (("shapes predict", predicted), ("decodes show", shown), ("apart by", apart)):
-        low, high = t.interval(0.95, len(shares) - 1, loc=mean(shares), scale=sem(shares))
+        low, high = interval(shares)
         print(f"{what}: {mean(shares):.1%} [{low:.1%}, {high:.1%}] of the default's TPOT")
+    print(verdict(predicted, shown))
+
+
+def interval(shares: Sequence[float]) -> tuple[float, float]:
+    low, high = t.interval(0.95, len(shares) - 1, loc=mean(shares), scale=sem(shares))
+    return float(low), float(high)
+
+
+def verdict(predicted: Sequence[float], shown: Sequence[float]) -> str:
+    """By the interval of what lies between the two, of the same rounds: one that reaches over the mark is open."""
+    low, high = interval([p - s for p, s in zip(predicted, shown, strict=True)])
+    mark = f"{WITHIN_FRAC:.0%} of the default's TPOT"
+    if max(abs(low), abs(high)) <= WITHIN_FRAC:
+        found = f"the two agree within {mark}"
+    elif low > WITHIN_FRAC or high < -WITHIN_FRAC:
+        found = f"the two do not agree within {mark}"
+    else:
+        found = f"too few rounds to say whether the two agree within {mark}"
+    return f"verdict: the table was measured to save {mean(shown):.1%}, predicted were {mean(predicted):.1%}: {found}"
 
 
 def mean_ms(decodes: list[dict[str, float]], name: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.ab.ahead import Job, compile_jobs, jobs_of_model, jobs_of_table
 from harness.backends.base import Executor
+from harness.backends.registry import check_table
 from harness.backends.triton import declared
 from harness.devices.gpu import DCU_ARCHS, gpus_here
 from harness.errors import ConfigError, UnavailableError
@@ -81,7 +82,8 @@ def _asked(model: str | None, table: Path | None) -> Ask | None:
         return lambda device: Asked(dtype, *jobs_of_model(found.name, found.spec, device), found)
     if table is not None:
         chosen = load_table(table)
-        jobs = jobs_of_table(chosen)  # now: it may name a backend that is not here
+        check_table(chosen, table)
+        jobs = jobs_of_table(chosen)
         return lambda device: Asked(chosen.dtype, jobs)
     return None
 

@@ -10,11 +10,13 @@ imports the modules of `harness/backends/linear` (or `attention`, `linear_attent
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.backends.base import AttentionBackend, LinearAttentionBackend, LinearBackend, Support
@@ -22,7 +24,7 @@ from harness.errors import ConfigError, UnavailableError
 from harness.specs.ab import Op
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import Parameters
-from harness.specs.selection import SelectionEntry
+from harness.specs.selection import SelectionEntry, SelectionTable
 
 AUTO = "auto"
 REQUIRED = ("contest_legal", "supports", "read_bytes", "bind")
@@ -179,3 +181,31 @@ REGISTRIES: dict[Op, Registry[Any]] = {
 linear_backend, choose_linear = linear_backends.register, linear_backends.choose
 attention_backend, choose_attention = attention_backends.register, attention_backends.choose
 linear_attention_backend, choose_linear_attention = linear_attention_backends.register, linear_attention_backends.choose
+
+
+def check_table(table: SelectionTable, path: Path) -> None:
+    """ConfigError for an entry whose backend is not here, or has no such setting: only what `harness ab` tried can have
+    won. Asked is the device that the table was measured on, whose settings may be others than this one's."""
+    for place, entry in enumerate(table.entries, start=1):
+        where = f"{path}: entry {place} ({entry.op} {entry.role})"
+        try:
+            backend = REGISTRIES[entry.op].get(entry.backend)
+        except ConfigError as fault:
+            raise ConfigError(f"{where}: {fault.what}", f"measure again, or install it; {fault.mend}") from None
+        if entry.parameters and not _can_be_set(backend, entry, table.device):
+            raise ConfigError(
+                f"{where}: {entry.backend} has no setting {entry.parameters} for this problem",
+                "measure again with `harness ab ... --save`",
+            )
+
+
+def _can_be_set(backend: type[Any], entry: SelectionEntry, device: DeviceInfo) -> bool:
+    """Among the settings that the backend lists; where it lists none (its library is not here), whether it takes such
+    keys at all."""
+    if settings := backend.tuning(entry.problem, device):
+        return entry.parameters in settings
+    try:
+        inspect.signature(backend).bind(None, **entry.parameters)
+    except TypeError:
+        return False
+    return True

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from harness.specs.ab import AbRow, Op
 from harness.specs.base import Frozen
@@ -15,6 +15,9 @@ from harness.specs.device import DeviceInfo
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem, Parameters
 
 Problem = LinearProblem | AttentionProblem | DeltaProblem
+_PROBLEMS: dict[Op, type[Problem]] = {
+    "linear": LinearProblem, "attention": AttentionProblem, "linear-attention": DeltaProblem,
+}  # fmt: skip
 
 
 class Evidence(Frozen):
@@ -47,6 +50,12 @@ class SelectionEntry(Frozen):
     parameters: Parameters = {}
     contest_legal: bool
     evidence: Evidence
+
+    @model_validator(mode="after")
+    def _problem_of_its_operation(self) -> "SelectionEntry":
+        if not isinstance(self.problem, _PROBLEMS[self.op]):
+            raise ValueError(f"the problem is not one of {self.op}")
+        return self
 
     @property
     def key(self) -> tuple[str, str, int | None]:

@@ -22,6 +22,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
 import harness
+from harness.backends.registry import check_table
 from harness.backends.weights import dtype_name
 from harness.errors import UnavailableError
 from harness.selection import software_versions
@@ -104,6 +105,8 @@ def _opened(settings: Settings, config: Any) -> Session:
     device = machine.executor.device
     dtype = CONFIG_DTYPES[str(config.model_config.dtype).removeprefix("torch.")]
     notes = settings.check(tables, device, dtype, config.parallel_config.tensor_parallel_size)
+    for path, table in zip(settings.tables, tables, strict=True):
+        check_table(table, path)
     if device.kind != "cpu":
         _settle_gpu(config, tables)
     return Session(

@@ -1,5 +1,6 @@
 """The engine with a table of winners: what it lists is run, what it lacks falls back and says so."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from native_engines import opened, tiny_config
 torch = pytest.importorskip("torch")
 
 from harness.backends.linear.cpu_gemv import CpuGemv  # noqa: E402
+from harness.backends.registry import check_table  # noqa: E402
 from harness.devices.cpu import detect_cpu  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.selection import save_entries  # noqa: E402
@@ -79,8 +81,51 @@ def test_a_backend_that_is_gone_is_an_error(model: Path, tmp_path: Path) -> None
     m, n, k = map(int, o.shape.split("x"))
     path, problem = tmp_path / "table.yaml", LinearProblem(m=m, n=n, k=k, dtype="F32")
     save_entries(path, [entry(problem, "no-such")], "t", "F32", detect_cpu())
-    with pytest.raises(ConfigError, match="no-such"):
+    with pytest.raises(ConfigError, match=r"table\.yaml: entry 1 \(linear x\): no linear backend is called 'no-such'"):
         choices(model, selection=str(path))
+
+
+@pytest.mark.parametrize(
+    ("backend", "parameters"),
+    [
+        ("cpu-gemv", {"num_streams": 8, "bogus": 3}),
+        ("cpu-gemv", {"num_streams": "8", "prefetch_bytes": 1024}),
+        ("cpu-gemv", {"num_streams": -5, "prefetch_bytes": 1024}),
+        ("cpu-gemv", {"num_streams": 10**9, "prefetch_bytes": 1024}),
+        ("torch", {"num_streams": 8}),
+    ],
+)
+def test_a_setting_that_nothing_tried_is_an_error(
+    model: Path, tmp_path: Path, backend: str, parameters: dict[str, int | str]
+) -> None:
+    """Where the problem is one of another model, too: it can't have been measured."""
+    path, problem = tmp_path / "table.yaml", LinearProblem(m=1, n=8, k=8, dtype="F32")
+    made = entry(problem, backend).model_copy(update={"parameters": parameters})
+    save_entries(path, [made], "t", "F32", detect_cpu())
+    with pytest.raises(ConfigError, match=rf"table\.yaml: entry 1 \(linear x\): {backend} has no setting"):
+        choices(model, selection=str(path))
+
+
+def test_a_setting_that_is_listed_is_run(model: Path, tmp_path: Path) -> None:
+    m, n, k = map(int, choices(model)[0]["linear", "o"].shape.split("x"))
+    path, parameters = tmp_path / "table.yaml", {"num_streams": 4, "prefetch_bytes": 0}
+    made = entry(LinearProblem(m=m, n=n, k=k, dtype="F32"), "cpu-gemv").model_copy(update={"parameters": parameters})
+    save_entries(path, [made], "t", "F32", detect_cpu())
+    found = choices(model, selection=str(path))[0]["linear", "o"]
+    assert (found.selected, dict(found.parameters)) == (True, parameters)
+
+
+def test_a_backend_that_lists_no_settings_is_given_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin may list them only where its library is."""
+    problem = LinearProblem(m=1, n=8, k=8, dtype="F32")
+    monkeypatch.setattr(CpuGemv, "tuning", staticmethod(lambda problem, device: ()))
+    for parameters, fits in (({"num_streams": 3}, True), ({"bogus": 3}, False)):
+        made = entry(problem, "cpu-gemv").model_copy(update={"parameters": parameters})
+        table = save_entries(tmp_path / f"{fits}.yaml", [made], "t", "F32", detect_cpu())
+        with nullcontext() if fits else pytest.raises(ConfigError, match="no setting"):
+            check_table(table, tmp_path / "t.yaml")
 
 
 def test_a_foreign_table_is_refused_and_forced_it_is_noted(model: Path, tmp_path: Path) -> None:

@@ -108,3 +108,9 @@ def test_a_later_measurement_replaces_its_own_problem_alone() -> None:
 def test_what_was_edited_is_not_whole(change: dict[str, object]) -> None:
     assert table((LINEAR, None, "a")).is_whole
     assert not table((LINEAR, None, "a")).model_copy(update=change).is_whole
+
+
+def test_an_entry_poses_a_problem_of_its_operation() -> None:
+    data = chosen(row("x", 1e-3, "winner")).model_dump()
+    with pytest.raises(ValueError, match="the problem is not one of attention"):
+        SelectionEntry.model_validate(data | {"op": "attention"})

@@ -19,7 +19,7 @@ from harness.vllm_plugin import install, open_session
 pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
 
 HOST = DeviceInfo(kind="rocm", name="the host", arch="host", wave_width=32)
-FEW_LANES: Parameters = {"rows_per_wave": 4, "waves_per_block": 1}
+FEW_LANES: Parameters = {"rows_per_wave": 4, "waves_per_block": 1, "split_k": 1, "double_buffer": 0}
 """A fibre each takes its time."""
 PROMPTS = ((5, 77, 13, 2, 99, 41, 8, 120, 64), tuple((31 * place + 5) % 131 for place in range(40)))
 
@@ -90,7 +90,7 @@ def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_at
     """Over one cache, so each step may be attended by either; decode steps of different lengths by one launch."""
     model, table = vllm_config(tmp_path, "qwen3"), tmp_path / "t"
     save_table(table, model, "gpu-gemv", "F32", rows=(1, 2), device=HOST, parameters=FEW_LANES)
-    save_attention_table(table, model, "gpu-decode", "torch-sdpa", "F32", device=HOST, parameters={"num_splits": 2})
+    save_attention_table(table, model, "gpu-decode", "torch-sdpa", "F32", device=HOST, parameters={"num_splits": 8})
     settings = {
         "dtype": "float32", "max_num_seqs": 2, "max_model_len": 96, "max_num_batched_tokens": 96,
         "extra_args": {"max_logprobs": -1},
@@ -113,6 +113,16 @@ def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_at
         engine.audit()
         assert "13 unchanged" in str(engine.report().resolved["selection_parameters"])
     assert_agree(found[0], found[-1], 1e-4)
+
+
+def test_a_setting_that_nothing_tried_is_refused(tmp_path: Path) -> None:
+    model = vllm_config(tmp_path, "qwen3")
+    table = save_table(tmp_path / "t", model, "gpu-gemv", device=HOST, parameters=FEW_LANES | {"split_k": -1})
+    with (
+        pytest.raises(ConfigError, match=r"entry 1 \(linear .*gpu-gemv has no setting"),
+        opened(model, selection=str(table)),
+    ):
+        pass
 
 
 def test_a_table_of_another_card_is_refused(tmp_path: Path) -> None:

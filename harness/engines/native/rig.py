@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from harness.backends.base import Executor
+from harness.backends.registry import check_table
 from harness.engines.base import EXPLAIN_STEPS, PairOpener, Rig
 from harness.engines.native.decoder import Decoder
 from harness.engines.native.elementwise.choose import choose_elementwise
@@ -97,7 +98,10 @@ class NativeRig(Rig):
         """The table of winners and how it is foreign; refused before anything is loaded or measured."""
         if engine.selection is None:
             return None, []
-        return load_fitting(Path(engine.selection), self.device, self._dtype, engine.selection_force)
+        path = Path(engine.selection)
+        table, differences = load_fitting(path, self.device, self._dtype, engine.selection_force)
+        check_table(table, path)
+        return table, differences
 
     def _max_context(self) -> int:
         """Places in the cache: the longest prompt and its answer, or the instrumented pass where that is longer."""

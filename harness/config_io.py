@@ -6,6 +6,7 @@ Precedence: a model's defaults, then the file, then `--set key=value` (dots go d
 import contextlib
 import difflib
 import os
+import stat
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,20 @@ from harness.errors import ConfigError
 
 Model = TypeVar("Model", bound=BaseModel)
 Location = tuple[int | str, ...]
+MAX_BYTES = 4 << 20
+"""Of a YAML file: a selection table of 7000 problems has so much, and is read in half a minute."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Without aliases: a few lines of them stand for more data than any memory holds."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, f"an alias (*{event.anchor}); write out what it stands for", event.start_mark
+            )
+        return super().compose_node(parent, index)
 
 
 def load_yaml_model(path: Path, model: type[Model], overrides: Sequence[str] = ()) -> Model:
@@ -51,10 +66,10 @@ def replace_file(path: Path, text: str) -> None:
 def _read(path: Path) -> tuple[yaml.Node | None, Any]:
     """The file's node tree, which knows lines, and its data; refuses what is not YAML, and a key that stands twice."""
     try:
-        text = path.read_bytes()
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        text = _text(path)
+        root = yaml.compose(text, Loader=_Loader)
         _refuse_duplicates(root, path)
-        return root, {} if root is None else yaml.safe_load(text)
+        return root, {} if root is None else yaml.load(text, Loader=_Loader)
     except OSError as fault:
         raise ConfigError(f"{path}: {fault.strerror}", "give a file that can be read") from None
     except yaml.MarkedYAMLError as fault:
@@ -67,6 +82,19 @@ def _read(path: Path) -> tuple[yaml.Node | None, Any]:
         raise ConfigError(
             f"{path}: not valid YAML: {reason}", "save it as UTF-8 text, and mend what is named"
         ) from None
+
+
+def _text(path: Path) -> bytes:
+    """Of a file that has an end: a device or a pipe may be read for ever, and so may what is longer than any of ours.
+    OSError where it can't be read."""
+    if not stat.S_ISREG((found := path.stat()).st_mode) and not path.is_dir():
+        raise ConfigError(f"{path}: not a file, but a device or a pipe", "give a file")
+    if found.st_size > MAX_BYTES:
+        raise ConfigError(
+            f"{path}: {found.st_size:,} B are more than {MAX_BYTES:,}, which no file of the harness has",
+            "give the file that was meant",
+        )
+    return path.read_bytes()
 
 
 def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
@@ -93,7 +121,7 @@ def _apply(data: dict[str, Any], override: str) -> Location:
     if not equals or not all(keys):
         raise ConfigError(f"--set {override}: not of the form key=value", "write for example workload.repeats=3")
     try:
-        value = yaml.safe_load(text)
+        value = yaml.load(text, Loader=_Loader)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise ConfigError(f"--set {override}: the value is not valid YAML", "quote it, or mend it") from None
     place = data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Iterable
@@ -18,6 +19,13 @@ from harness.resources import kernels_dir
 from harness.specs.device import DeviceInfo
 from harness.specs.selection import SelectionEntry, SelectionTable
 
+MEASURE_AGAIN = (
+    "measure again with `harness ab ... --save`, or move it away; to choose by hand set engine.linear and its like"
+)
+"""Mending a table by hand would leave one whose fingerprint does not fit."""
+NOT_KNOWN = "not known"
+"""Is taken to be the same."""
+BEGIN_ANEW = "move it away: --save then begins a new one"
 PACKAGES = ("llm-decode-harness", "torch", "triton", "vllm")
 
 
@@ -35,23 +43,37 @@ def software_versions() -> dict[str, str]:
     return {name: text for name, text in found.items() if text} | {"kernels": digest.hexdigest()[:16]}
 
 
+def model_name(model: str) -> str:
+    """Whose shapes a MODEL argument means: a known name, or the folder's path, from wherever it was written."""
+    path = Path(model)
+    if path.exists():
+        path = Path(os.path.abspath(path))  # noqa: PTH100 - not its target: caches name folders by hashes
+    return str(path.parent if path.name == "config.json" else path)
+
+
+def short_name(model: str) -> str:
+    """The last part of it."""
+    return Path(model_name(model)).name
+
+
 def table_path(device: DeviceInfo, model: str, dtype: str, tensor_parallel: int = 1) -> Path:
     """Where a table belongs: configs/selections/<device>/<model>-<dtype>.yaml under the working directory, with -tp2
     behind the type where two workers share every layer."""
     card = device.arch if device.kind != "cpu" and device.arch else device.name
     folder = re.sub(r"[^a-z0-9_]+", "-", card.lower()).strip("-") or platform.machine()
-    stem = Path(model).parent.name if model.endswith("config.json") else Path(model).name
     share = f"-tp{tensor_parallel}" if tensor_parallel > 1 else ""
-    return Path("configs") / "selections" / folder / f"{stem}-{dtype.lower()}{share}.yaml"
+    return Path("configs") / "selections" / folder / f"{short_name(model)}-{dtype.lower()}{share}.yaml"
 
 
 def load_table(path: Path) -> SelectionTable:
     """A table as it was written. ConfigError for what is none, and for one that was changed since."""
-    table = load_yaml_model(path, SelectionTable)
+    try:
+        table = load_yaml_model(path, SelectionTable)
+    except ConfigError as fault:
+        raise ConfigError(fault.what, MEASURE_AGAIN if path.is_file() else fault.mend) from None
     if not table.is_whole:
         raise ConfigError(
-            f"{path}: its fingerprint is not that of its contents: it was edited or damaged",
-            "measure again with `harness ab ... --save`; to choose by hand set engine.linear and its like",
+            f"{path}: its fingerprint is not that of its contents: it was edited or damaged", MEASURE_AGAIN
         )
     return table
 
@@ -63,7 +85,7 @@ def foreign(table: SelectionTable, device: DeviceInfo, dtype: str, tensor_parall
     return [
         f"{key} {known.get(key, 'none')}, here {here.get(key, 'none')}"
         for key in dict.fromkeys((*known, *here))
-        if known.get(key) != here.get(key)
+        if known.get(key) != here.get(key) and NOT_KNOWN not in (known.get(key), here.get(key))
     ]
 
 
@@ -79,17 +101,19 @@ def load_fitting(path: Path, device: DeviceInfo, dtype: str, force: bool) -> tup
     return table, differences
 
 
-def find_mergeable(path: Path, device: DeviceInfo, dtype: str, tensor_parallel: int = 1) -> SelectionTable | None:
-    """The table that is there, if any; ConfigError for one that is `foreign`, which new entries can't stand in, and for
-    one that was changed."""
+def find_mergeable(
+    path: Path, model: str, device: DeviceInfo, dtype: str, tensor_parallel: int = 1
+) -> SelectionTable | None:
+    """The table that is there, if any; ConfigError for one that is `foreign` or of another model, in which new entries
+    can't stand, and for one that was changed."""
     if not path.exists():
         return None
     table = load_table(path)
     differences = foreign(table, device, dtype, tensor_parallel)
     if differences:
-        raise ConfigError(
-            f"{path} was measured elsewhere: {'; '.join(differences)}", "move it away: --save then begins a new one"
-        )
+        raise ConfigError(f"{path} was measured elsewhere: {'; '.join(differences)}", BEGIN_ANEW)
+    if model_name(table.model) != model_name(model):
+        raise ConfigError(f"{path} is of {table.model}, not of {model_name(model)}", BEGIN_ANEW)
     return table
 
 
@@ -99,10 +123,10 @@ def save_entries(
     """Put entries into the table at `path`: a new one, or the one that is there if it is not `foreign`. ConfigError
     where it is, and where it can't be written; the old one then stays."""
     fresh = SelectionTable(
-        model=model, dtype=dtype, tensor_parallel=tensor_parallel, device=device, versions=software_versions(),
-        entries=(),
+        model=model_name(model), dtype=dtype, tensor_parallel=tensor_parallel, device=device,
+        versions=software_versions(), entries=(),
     )  # fmt: skip
-    fresh = find_mergeable(path, device, dtype, tensor_parallel) or fresh
+    fresh = find_mergeable(path, model, device, dtype, tensor_parallel) or fresh
     table = fresh.merged(entries)
     text = yaml.safe_dump(table.model_dump(mode="json", exclude_none=True), sort_keys=False, allow_unicode=True)
     replace_file(path, text)
@@ -110,8 +134,14 @@ def save_entries(
 
 
 def _identity(device: DeviceInfo, dtype: str, tensor_parallel: int) -> dict[str, str]:
+    """A name alone is not enough: many a virtual machine's is that of a family, whatever its cores have."""
     name = f"{device.kind} {device.name} {device.arch or ''}".strip()
-    return {"device": name, "dtype": dtype, "tensor_parallel": str(tensor_parallel)}
+    return {
+        "device": name, "features": " ".join(device.features) or "none",
+        "compute units": str(device.num_compute_units or NOT_KNOWN),
+        "last-level cache bytes": str(device.last_level_cache_bytes or NOT_KNOWN), "dtype": dtype,
+        "tensor_parallel": str(tensor_parallel),
+    }  # fmt: skip
 
 
 def _version(package: str) -> str | None:

@@ -1,5 +1,6 @@
 """Faults of a configuration name file, line and key; precedence is default, file, --set."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,33 @@ def test_a_bad_override_is_named_as_such(path: Path) -> None:
     assert "--set gate.min_util_frac=-1" in refused(path, GOOD, "gate.min_util_frac=-1")
     assert "--set a.b.c=3" in refused(path, GOOD, "a.b.c=3")
     assert "--set engine.thread=3" in refused(path, GOOD, "engine.thread=3")
+
+
+def test_aliases_are_refused_by_their_line(path: Path) -> None:
+    """Thirty lines of them, each of the one before and itself, stand for a billion values."""
+    lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 31))]
+    assert f"{path}:2: not valid YAML: an alias (*a0)" in refused(path, "\n".join(lines))
+    assert f"{path}:1: not valid YAML: an alias" in refused(path, "a: &a [*a]")
+    assert "not valid YAML" in refused(path, GOOD, "name=[&a x, *a]")
+    assert load(path, GOOD.replace("demo", "&name demo")).name == "demo", "an anchor alone harms nobody"
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/full"])
+def test_what_has_no_end_is_not_read(path: Path, device: str) -> None:
+    path.symlink_to(device)
+    with pytest.raises(ConfigError, match="not a file, but a device or a pipe"):
+        load_yaml_model(path, RunConfig)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ConfigError, match="not a file, but a device or a pipe"):
+        load_yaml_model(path, RunConfig)
+
+
+def test_a_file_longer_than_any_of_ours_is_not_read(path: Path) -> None:
+    with path.open("w") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="1,099,511,627,776 B are more than 4,194,304"):
+        load_yaml_model(path, RunConfig)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
         if saves:
             dtype, workers = model.spec.dtype, config.tensor_parallel
             path = table_path(executor.device, config.model, dtype, workers)
-            find_mergeable(path, executor.device, dtype, workers)
+            find_mergeable(path, config.model, executor.device, dtype, workers)
         where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
         with RunFolder.create(runs_parent, where, name) as folder:
             record = _new_record(folder.run_id, config, model.spec, executor)

@@ -44,6 +44,8 @@ class Settings:
                 f"name a table without linear-attention, or unset {CONTEST}",
             )
         notes, share = [], f" --tensor-parallel {tensor_parallel}" if tensor_parallel > 1 else ""
+        if device.kind == "cpu":  # vLLM binds each worker to cores of its own: what it may use is not the machine's
+            device = device.model_copy(update={"num_compute_units": None, "last_level_cache_bytes": None})
         for path, table in zip(self.tables, tables, strict=True):
             differences = foreign(table, device, dtype, tensor_parallel)
             if differences and not self.force:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,46 @@ def test_where_a_table_belongs() -> None:
     assert table_path(dcu, "/models/Qwen3/config.json", "F16") == Path("configs/selections/gfx936/Qwen3-f16.yaml")
 
 
+def test_a_models_name_is_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it is called from: `.`, its config.json, a path with dots."""
+    for folder in ("mid", "other/mid"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path / "mid")
+    called = (".", "config.json", "../mid", "../mid/config.json", str(tmp_path / "mid"))
+    assert {table_path(DEVICE, model, "BF16").name for model in called} == {"mid-bf16.yaml"}
+    path = tmp_path / "mid-bf16.yaml"
+    for model in called:
+        save_entries(path, [ENTRY], model, "BF16", DEVICE)
+    assert load_table(path).model == str(tmp_path / "mid")
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=f"is of {tmp_path}/mid, not of {tmp_path}/other/mid") as found:
+        save_entries(path, [ENTRY], "../other/mid", "BF16", DEVICE)
+    assert "move it away" in found.value.mend and path.read_bytes() == before
+
+
+KNOWN = DEVICE.model_copy(
+    update={"features": ("avx2", "avx512f"), "num_compute_units": 8, "last_level_cache_bytes": 1 << 25}
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"features": ("avx2",)}, "features avx2 avx512f, here avx2"),
+        ({"features": ()}, "features avx2 avx512f, here none"),
+        ({"num_compute_units": 64}, "compute units 8, here 64"),
+        ({"last_level_cache_bytes": 1 << 20}, "last-level cache bytes 33554432, here 1048576"),
+        ({"num_compute_units": None, "last_level_cache_bytes": None, "memory_bytes": 1}, None),
+    ],
+)
+def test_a_name_alone_is_no_device(tmp_path: Path, change: dict[str, object], what: str | None) -> None:
+    """A virtual machine's is that of a family of processors. What one side could not read is no difference."""
+    save_entries(tmp_path / "t.yaml", [ENTRY], "m", "BF16", KNOWN)
+    found = foreign(load_table(tmp_path / "t.yaml"), KNOWN.model_copy(update=change), "BF16")
+    assert found == ([] if what is None else [what])
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "what"),
     [
@@ -128,12 +169,18 @@ def test_a_corrupt_table_is_refused(path: Path, change: object, what: str) -> No
     assert re.search(what, found.value.what)
 
 
-def test_half_a_file_and_none_are_refused(path: Path) -> None:
-    path.write_text(path.read_text()[:200])
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize("damage", [lambda text: text[:200], lambda text: b"\xff\x00" + text, lambda text: b"- 1"])
+def test_a_damaged_table_is_measured_again_and_never_mended(path: Path, damage: Callable[[bytes], bytes]) -> None:
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ConfigError) as found:
         load_table(path)
-    with pytest.raises(ConfigError, match="No such file"):
+    assert found.value.mend.startswith("measure again with `harness ab ... --save`, or move it away")
+
+
+def test_a_table_that_is_not_there_is_refused(path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file") as found:
         load_table(path.with_name("absent.yaml"))
+    assert found.value.mend == "give a file that can be read"
 
 
 def test_a_folder_that_cannot_be_written_loses_nothing(path: Path) -> None:

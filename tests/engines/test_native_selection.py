@@ -138,6 +138,15 @@ def test_a_foreign_table_is_refused_and_forced_it_is_noted(model: Path, tmp_path
     assert any("was forced, it is of device" in note for note in notes)
 
 
+def test_a_table_of_another_model_is_noted(model: Path, tmp_path: Path) -> None:
+    """Its shapes decide, so it is no refusal."""
+    linear = entry(LinearProblem(m=1, n=8, k=8, dtype="F32"), "torch")
+    for name, is_noted in (("other", True), ("Qwen3", False), (str(model), False)):
+        save_entries(tmp_path / f"{is_noted}{len(name)}.yaml", [linear], name, "F32", detect_cpu())
+        _, notes = choices(model, selection=str(tmp_path / f"{is_noted}{len(name)}.yaml"))
+        assert any("is of another model, other" in note for note in notes) == is_noted
+
+
 def test_what_a_backend_settled_on_by_itself_is_recorded(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, _ = choices(model, linear="cpu-gemv")
     assert {row.note for row in rows.values()} == {""}

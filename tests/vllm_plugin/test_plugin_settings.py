@@ -91,6 +91,25 @@ def test_a_foreign_table_is_refused_unless_forced(table: Path) -> None:
         settings.check(tables, DEVICE, "BF16", tensor_parallel=2)
 
 
+def test_the_cores_that_vllm_leaves_a_worker_are_not_the_machines(tmp_path: Path) -> None:
+    """An A/B has all of them, with all their caches; what a core can do is the same."""
+    whole = DEVICE.model_copy(
+        update={"num_compute_units": 64, "last_level_cache_bytes": 1 << 28, "features": ("avx2",)}
+    )
+    save_entries(tmp_path / "t.yaml", [ENTRY], "m", "BF16", whole)
+    settings = Settings((tmp_path / "t.yaml",))
+    tables = settings.load()
+    share = whole.model_copy(update={"num_compute_units": 1, "last_level_cache_bytes": 1 << 25})
+    assert settings.check(tables, share, "BF16") == ()
+    with pytest.raises(ConfigError, match="features avx2, here none"):
+        settings.check(tables, share.model_copy(update={"features": ()}), "BF16")
+    card = {"kind": "cuda", "num_compute_units": 132}
+    save_entries(tmp_path / "card.yaml", [ENTRY], "m", "BF16", whole.model_copy(update=card))
+    settings = Settings((tmp_path / "card.yaml",))
+    with pytest.raises(ConfigError, match="compute units 132, here 66"):
+        settings.check(settings.load(), whole.model_copy(update=card | {"num_compute_units": 66}), "BF16")
+
+
 def test_the_start_stops_at_a_file_that_is_no_table(tmp_path: Path, vllm_names: SimpleNamespace) -> None:
     vllm_names.environment("HARNESS_SELECTION", str(tmp_path / "none.yaml"))
     with pytest.raises(ConfigError, match=r"none.yaml: No such file"):

@@ -22,7 +22,7 @@ from harness.engines.text import load_tokenizer, longest_prompt
 from harness.errors import ConfigError, UnavailableError
 from harness.models import ResolvedModel
 from harness.probe.base import Probe
-from harness.selection import load_fitting
+from harness.selection import load_fitting, short_name
 from harness.specs.run import NativeEngine, RunConfig
 from harness.specs.selection import SelectionTable
 from harness.specs.tensor import CONFIG_DTYPES, dtype_bytes
@@ -70,7 +70,7 @@ class NativeRig(Rig):
         )  # fmt: skip
         decoder = Decoder(source, workspace, chunk)
         load_s = time.perf_counter() - started
-        notes = (*_notes(engine, differences), *self._probe_notes)
+        notes = (*_notes(engine, self._config.model, table, differences), *self._probe_notes)
         tokenizer = load_tokenizer(model.folder)
         return NativeDecoding(decoder, ops, executor, model, tokenizer, load_s, engine.graph, notes)
 
@@ -126,7 +126,12 @@ class NativeRig(Rig):
         self.executor.close()
 
 
-def _notes(engine: NativeEngine, differences: list[str]) -> tuple[str, ...]:
-    synthetic = "synthetic weights: the speed of the real ones, no meaning"
-    forced = f"{engine.selection} was forced, it is of {'; '.join(differences)}"
-    return (*([synthetic] if engine.weights == "synthetic" else []), *([forced] if differences else []))
+def _notes(
+    engine: NativeEngine, model: str, table: SelectionTable | None, differences: list[str]
+) -> tuple[str, ...]:  # fmt: skip
+    notes = ["synthetic weights: the speed of the real ones, no meaning"] * (engine.weights == "synthetic")
+    if differences:
+        notes.append(f"{engine.selection} was forced, it is of {'; '.join(differences)}")
+    if table is not None and short_name(table.model).lower() != short_name(model).lower():
+        notes.append(f"{engine.selection} is of another model, {table.model}: it decides where both pose the same problem")
+    return tuple(notes)

@@ -133,5 +133,7 @@ def _notes(
     if differences:
         notes.append(f"{engine.selection} was forced, it is of {'; '.join(differences)}")
     if table is not None and short_name(table.model).lower() != short_name(model).lower():
-        notes.append(f"{engine.selection} is of another model, {table.model}: it decides where both pose the same problem")
+        notes.append(
+            f"{engine.selection} is of another model, {table.model}: it decides where both pose the same problem"
+        )
     return tuple(notes)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.ab.judge import confirmation, judge_shape
-from harness.ab.race import Race
+from harness.ab.race import Race, Timing
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases
 from harness.ab.side import Side, open_side
@@ -30,7 +31,8 @@ from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, Say, end_recorded, teller
 from harness.selection import find_mergeable, save_entries, table_path
-from harness.specs.ab import AbConfig, AbRecord, AbRow
+from harness.specs.ab import AbConfig, AbRecord, AbRow, Pass
+from harness.specs.device import DeviceInfo
 from harness.specs.model import ModelSpec
 from harness.specs.problem import Parameters
 from harness.specs.run import ProbeConfig
@@ -67,6 +69,8 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
             dtype, workers = model.spec.dtype, config.tensor_parallel
             path = table_path(executor.device, config.model, dtype, workers)
             find_mergeable(path, config.model, executor.device, dtype, workers)
+            _refuse_unwritable(path)
+        _refuse_unfit_baseline(config, wanted, executor.device)
         where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
         with RunFolder.create(runs_parent, where, name) as folder:
             record = _new_record(folder.run_id, config, model.spec, executor)
@@ -76,6 +80,26 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
                 record = _measured(record, wanted, executor, folder, say)
             folder.write(record)
             return folder.path, record
+
+
+def _refuse_unwritable(path: Path) -> None:
+    """ConfigError where a file could not be put there. Tried, since permissions do not tell it: root passes them, and a
+    medium may be read-only. Nothing is left."""
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as fault:
+        mend = "make the folder writable, or compare without --save"
+        raise ConfigError(f"{path}: {folder}: {fault.strerror}", mend) from None
+
+
+def _refuse_unfit_baseline(config: AbConfig, wanted: list[Case], device: DeviceInfo) -> None:
+    """ConfigError for a baseline that has none of the problems here: nothing could be compared to it."""
+    backend = REGISTRIES[config.op].get(config.compared_to)
+    supports = [backend.supports(case.problem, device) for case in wanted]
+    if not any(support.ok for support in supports):
+        why = "; ".join(dict.fromkeys(support.why for support in supports))
+        raise ConfigError(f"the baseline {config.compared_to} has none of these problems: {why}", "take another")
 
 
 def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExecutor) -> AbRecord:
@@ -141,30 +165,40 @@ class Comparison:
     ) -> None:  # fmt: skip
         self._config, self._arena, self._executor, self._probe = config, arena, executor, probe
         self._sampler = Sampler(executor)
-        self._race = Race(config, self._sampler, probe, folder)
+        self._race = Race(config, self._sampler, probe, folder, arena.outlasts_caches)
         self._backends = REGISTRIES[config.op]
 
     def rows(self, case: Case) -> list[AbRow]:
         """One a backend: checked, tuned where it has something to tune, and timed beside the others."""
         operands, sides = self._open(case, self._settings(case), self._config.seed)
         peak = self._peak(case)
-        timing = self._race.run(case, operands, [side for side in sides if side.launches])
-        if any(row.status == "changes-operands" for row in timing.refused.values()):
-            self._arena.refill()
-        rows = [timing.refused.get(side.row.label, side.row) for side in sides]
+        timing, rows = self._raced(case, operands, sides, "compare")
         peaks = [found for found in (peak, self._peak(case)) if found is not None]
         mean_peak = sum(peaks) / len(peaks) if peaks else None
         return judge_shape(rows, timing.call_s, timing.probe_rates, self._baseline(rows), mean_peak)
 
     def confirmed(self, case: Case, row: AbRow) -> AbRow:
-        """The winner's row with its fresh measurement beside the baseline."""
+        """The winner's row with its fresh measurement beside the baseline, or why there is none; the row of one that is
+        refused now, if it does not last this time."""
         settings = [(self._config.compared_to, {}), (row.backend, row.parameters)]
         operands, sides = self._open(case, settings, self._config.seed + CONFIRM_SEED)
-        timing = self._race.run(case, operands, sides, within="confirm")
-        baseline_s, winner_s = (timing.call_s.get(side.row.label) for side in sides)
-        if baseline_s is None or winner_s is None:
-            return row
-        return row.model_copy(update={"confirmed": confirmation(winner_s, baseline_s)})
+        timing, (baseline, winner) = self._raced(case, operands, sides, "confirm")
+        if winner.status != "ok":
+            return winner.model_copy(update={"why": f"measured once more: {winner.why}"})
+        if baseline.status != "ok":
+            why = f"not measured once more beside {baseline.backend}: {baseline.status}: {baseline.why}"
+            return row.model_copy(update={"why": why})
+        found = confirmation(timing.call_s[winner.label], timing.call_s[baseline.label])
+        return row.model_copy(update={"confirmed": found})
+
+    def _raced(
+        self, case: Case, operands: Operands, sides: list[Side], within: Pass
+    ) -> tuple[Timing, list[AbRow]]:  # fmt: skip
+        """(samples of those that can be timed, every side's row as it is after them)."""
+        timing = self._race.run(case, operands, [side for side in sides if side.launches], within)
+        if any(row.status == "changes-operands" for row in timing.refused.values()):
+            self._arena.refill()
+        return timing, [timing.refused.get(side.row.label, side.row) for side in sides]
 
     def _baseline(self, rows: list[AbRow]) -> str:
         return next(row.label for row in rows if row.backend == self._config.compared_to)

@@ -7,6 +7,9 @@ from itertools import pairwise
 from harness.specs.ab import AbRow, Confirmation
 from harness.stats import half_width, paired_ratio
 
+OUTRUN = 1.5
+"""Times the fastest reading of the probe: what moves its operands faster than that does not move them. Readings err by
+some per cent, and a pattern that suits the memory better than the probe's gains no more."""
 Samples = Mapping[str, Sequence[float]]
 """Seconds a call by side's label and block."""
 
@@ -35,6 +38,18 @@ def judge_shape(
     timed = [_timed(row, call_s[row.label], roofs or None, peak) if row.label in call_s else row for row in rows]
     compared = [_compared(row, call_s, baseline) for row in timed]
     return _ranked(compared, call_s, baseline)
+
+
+def outrun(row: AbRow, calls_s: Sequence[float], probe_rates: Sequence[float]) -> str:
+    """How a side is faster than memory can be, of operands that no cache holds; empty where it is not."""
+    bytes_per_s = ((row.read_bytes or 0) + row.write_bytes) / statistics.median(calls_s)
+    roof = max(probe_rates, default=0.0)
+    if not roof or bytes_per_s <= OUTRUN * roof:
+        return ""
+    return (
+        f"{bytes_per_s / 1e9:.3g} GB/s by its own word, {bytes_per_s / roof:.1f} times the probe's fastest reading: it"
+        " does not read its operands, or not so much as it says"
+    )
 
 
 def confirmation(winner_s: Sequence[float], baseline_s: Sequence[float]) -> Confirmation:

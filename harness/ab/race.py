@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.ab.interleave import turn
-from harness.ab.judge import is_settled
+from harness.ab.judge import is_settled, outrun
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case
-from harness.ab.side import Side, Unfair, check_side
+from harness.ab.side import Side, Unfair, check_side, refuse_growth, refuse_shared_change, refuse_spot
 from harness.probe.base import Probe
 from harness.records import RunFolder
 from harness.roof import reading_rate
@@ -33,6 +33,8 @@ class Timing:
     """Seconds a call by label and block, of the sides that lasted to the end."""
     probe_rates: list[float] = field(default_factory=list)
     """Before each block and after the last; empty without a probe."""
+    grown_bytes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Of memory, in each side's own samples together."""
     refused: dict[str, AbRow] = field(default_factory=dict)
     """Rows of those that did not last."""
 
@@ -40,8 +42,12 @@ class Timing:
 class Race:
     """Runs one problem after another."""
 
-    def __init__(self, config: AbConfig, sampler: Sampler, probe: Probe | None, folder: RunFolder) -> None:
+    def __init__(
+        self, config: AbConfig, sampler: Sampler, probe: Probe | None, folder: RunFolder, outlasts_caches: bool
+    ) -> None:
+        """outlasts_caches: no cache holds what the operands rotate through, so that nothing outruns memory."""
         self._config, self._sampler, self._probe, self._folder = config, sampler, probe, folder
+        self._outlasts_caches = outlasts_caches
 
     def run(self, case: Case, operands: Operands, sides: Sequence[Side], within: Pass = "compare") -> Timing:
         """Blocks until ratios are as precise as wanted, at least and at most as many as configured; then every side is
@@ -72,18 +78,23 @@ class Race:
         """Every side that is still in the race once, on new inputs."""
         operands.renew()
         for side in turn([side for side in sides if side.row.label not in timing.refused], block):
-            self._sample(case, side, block, place, timing, within)
+            self._sample(case, operands, side, block, place, timing, within)
 
     def _sample(
-        self, case: Case, side: Side, block: int, place: itertools.count[int], timing: Timing, within: Pass | None
+        self, case: Case, operands: Operands, side: Side, block: int, place: itertools.count[int], timing: Timing,
+        within: Pass | None,
     ) -> None:  # fmt: skip
-        """One sample; a side that raises is out."""
-        launches, label = side.launches, side.row.label
-        num_calls = self._num_calls(side, timing)
-        chosen = [launches[next(place) % len(launches)] for _ in range(num_calls + 1)]
-        self._sampler.settle()
+        """One sample; a side that raises is out, and one that keeps what it does not say or leaves a wrong result."""
+        label, num_calls = side.row.label, self._num_calls(side, timing)
+        places = [next(place) % len(side.launches) for _ in range(num_calls + 1)]
         try:
-            time_s = self._sampler.seconds(chosen, side.uses_pool)
+            time_s, grown_bytes = self._seconds(side, places)
+            timing.grown_bytes[label] += grown_bytes
+            refuse_growth(timing.grown_bytes[label], side.kept_bytes)
+            refuse_spot(operands, places[-1])
+        except Unfair as found:
+            self._refuse(side, timing, found.status, found.why)
+            return
         except Exception as error:  # noqa: BLE001 - anybody's backend may raise anything
             self._refuse(side, timing, "failed", f"{type(error).__name__}: {error}")
             return
@@ -95,10 +106,18 @@ class Race:
                 )
             )
 
+    def _seconds(self, side: Side, places: Sequence[int]) -> tuple[float, int]:
+        """(seconds of the calls at all places but the first, by how much memory grew meanwhile)."""
+        before = self._sampler.memory_bytes()
+        self._sampler.settle()
+        time_s = self._sampler.seconds([side.launches[place] for place in places], side.uses_pool)
+        return time_s, self._sampler.memory_bytes() - before
+
     def _num_calls(self, side: Side, timing: Timing) -> int:
-        """As many as the sample's length has room for, going by the side's sample before, or by its first call."""
+        """As many as the sample's length has room for, going by the side's sample before, or by its first call; with
+        the one that is not timed no place comes twice, so that a result kept from that one is wrong at the last."""
         before = timing.call_s.get(side.row.label, [side.first_call_s])
-        return min(max(1, round(self._config.sample_s / before[-1])), len(side.launches))
+        return max(1, min(round(self._config.sample_s / before[-1]), len(side.launches) - 1))
 
     def _read(self, case: Case, block: int, timing: Timing, within: Pass) -> None:
         if self._probe is None:
@@ -109,14 +128,18 @@ class Race:
         timing.probe_rates.append(reading_rate(reading))
 
     def _check(self, side: Side, operands: Operands, timing: Timing) -> None:
-        """After the samples: whoever was right before them may have kept a result meanwhile. Where an operand was
-        written to meanwhile nobody knows by whom, and no result can be told to be right any more."""
+        """After the samples: whoever was right before them may have kept a result meanwhile, and nothing that reads its
+        operands is faster than memory."""
         if side.row.label in timing.refused:
             return
-        changed = operands.changed()
-        if changed:
-            why = f"after the samples: this side or one beside it wrote to the {changed} that they share"
-            self._refuse(side, timing, "changes-operands", why)
+        try:
+            refuse_shared_change(operands, "after the samples")
+        except Unfair as found:
+            self._refuse(side, timing, found.status, found.why)
+            return
+        faster = outrun(side.row, timing.call_s[side.row.label], timing.probe_rates) if self._outlasts_caches else ""
+        if faster:
+            self._refuse(side, timing, "faster-than-memory", faster)
             return
         try:
             check_side(side.launches, operands, self._sampler)

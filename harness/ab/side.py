@@ -39,6 +39,8 @@ class Side:
     first_call_s: float = 0.0
     """How long a call took when nothing was warm: how many a sample has room for."""
     uses_pool: bool = False
+    kept_bytes: int = 0
+    """By the backend's own word, for all places together."""
 
     def refused(self, status: str, why: str) -> Side:
         """The same, out of the race."""
@@ -63,7 +65,7 @@ def open_side(
     row = side.row.model_copy(
         update={"read_bytes": bound.read_bytes, "write_bytes": bound.write_bytes, "note": bound.note}
     )
-    return Side(row, bound.launches, call_s, backend.uses_pool)
+    return Side(row, bound.launches, call_s, backend.uses_pool, bound.kept_bytes)
 
 
 def _bind(
@@ -80,10 +82,33 @@ def _bind(
         ended = time.perf_counter()
         if number and ended - started > FIRST_CALLS_S:
             break
-    grown = sampler.memory_bytes() - before - bound.kept_bytes
-    if grown > MEMORY_NOISE_BYTES:
-        raise Unfair("undeclared-memory", f"keeps {grown >> 20} MiB more than the {bound.kept_bytes >> 20} it declares")
+    refuse_growth(sampler.memory_bytes() - before - bound.kept_bytes, bound.kept_bytes)
     return bound, ended - call_started
+
+
+def refuse_growth(grown_bytes: int, kept_bytes: int) -> None:
+    """Raises Unfair where memory grew by more, beside what the side says it keeps, than is left of any call."""
+    if grown_bytes > MEMORY_NOISE_BYTES:
+        why = f"keeps {grown_bytes >> 20} MiB more than the {kept_bytes >> 20} it declares"
+        raise Unfair("undeclared-memory", why)
+
+
+def refuse_spot(operands: Operands, place: int) -> None:
+    """After a sample that ended at a place: raises Unfair where what it left is not right for that place."""
+    fault = operands.spot_fault(place)
+    if not fault:
+        return
+    refuse_shared_change(operands, "while it was timed")
+    raise Unfair("incorrect", f"while it was timed: {fault}")
+
+
+def refuse_shared_change(operands: Operands, when: str) -> None:
+    """Raises Unfair where an operand was written to while several sides ran: nobody knows by whom, and no result can be
+    told to be right any more."""
+    changed = operands.changed()
+    if changed:
+        why = f"{when}: this side or one beside it wrote to the {changed} that they share"
+        raise Unfair("changes-operands", why)
 
 
 def check_side(launches: tuple[Launch, ...], operands: Operands, sampler: Sampler) -> None:

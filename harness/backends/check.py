@@ -22,6 +22,12 @@ def exact_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return product if bias is None else product + bias.double()
 
 
+def product_bytes(m: int, n: int, k: int) -> int:
+    """What `exact_product` has at once beside its operands: a part of the weight twice, inputs, the product twice."""
+    values = 2 * min(n, _ROWS_AT_ONCE) * k + m * k + 2 * m * n
+    return values * 8  # float64
+
+
 def first_fault(out: Tensor, exact: Tensor, rounded_to: dtype | None = None, roundings: int = 1) -> str:
     """The largest error and the first place that is wrong; empty when there is none. NaN is wrong.
 

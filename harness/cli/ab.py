@@ -1,15 +1,15 @@
 """`harness ab linear`, `ab attention`, `ab linear-attention`."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, tell
+from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, shortened, tell, validated
 
 if TYPE_CHECKING:
-    from harness.specs.ab import AbRecord, AbRow
+    from harness.errors import ConfigError
+    from harness.specs.ab import AbRecord
     from harness.specs.ab_run import AbRunRecord, Agreement
     from harness.specs.engine import EngineReport
 
@@ -135,9 +135,8 @@ def run(
     from harness.specs.run import RunConfig
 
     sides = [load_yaml_model(path, RunConfig, set_ or ()) for path in (a, b)]
-    config = AbRunConfig(
-        a=sides[0], b=sides[1], precision=precision, min_blocks=blocks, max_blocks=max(blocks, max_blocks)
-    )
+    settings = {"a": sides[0], "b": sides[1], "precision": precision, "min_blocks": blocks}
+    config = validated(AbRunConfig, {**settings, "max_blocks": max(blocks, max_blocks)})
     folder, record = run_ab_run(config, resolve(runs_dir), tell)
     row = {**record.model_dump(mode="json"), "record": str(folder)}
     show_object(row, format, [*ab_run_lines(record), ("record", str(folder))])
@@ -182,26 +181,32 @@ def _counts(option: str, text: str) -> tuple[int, ...]:
     """Whole numbers with commas between; ConfigError for others."""
     from harness.errors import ConfigError
 
-    if not all(part.strip().isdecimal() and 0 < int(part) <= MAX_COUNT for part in text.split(",")):
+    if not all(_is_count(part.strip()) for part in text.split(",")):
         raise ConfigError(
-            f"{option} {text}: not whole numbers from 1 to {MAX_COUNT}", f"write for example {option} 1,2,4"
+            f"{option} {shortened(text)}: not whole numbers from 1 to {MAX_COUNT}", f"write for example {option} 1,2,4"
         )
     return tuple(dict.fromkeys(map(int, text.split(","))))
 
 
+def _is_count(text: str) -> bool:
+    """Its length comes first: Python refuses to read a number of thousands of digits."""
+    return text.isdecimal() and len(text) <= len(str(MAX_COUNT)) and 0 < int(text) <= MAX_COUNT
+
+
 def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool) -> None:
     """Run it, show its rows, and keep its winners if that is asked for."""
-    from harness.ab.compare import run_ab, save_winners
+    from harness.ab.compare import run_ab
+    from harness.cli.ab_lines import ab_table, is_unstable, not_here_lines, worth_lines
     from harness.cli.render import show, show_object
     from harness.errors import MeasurementError
     from harness.records import runs_dir as resolve
     from harness.specs.ab import AbConfig
     from harness.units import percent
 
-    config = AbConfig.model_validate(settings)
+    config = validated(AbConfig, settings)
     folder, record = run_ab(config, resolve(runs_dir), tell, saves=save)
     unstable = is_unstable(record)
-    table = save_winners(record) if save and not unstable else None
+    table, not_kept = _kept(record) if save and not unstable else (None, None)
     saved = {} if table is None else {"selection": str(table)}
     if format is Format.table:
         share = f", a worker of {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
@@ -216,6 +221,8 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         show_object({**record.model_dump(mode="json"), "record": str(folder), **saved}, format, ())
     else:
         show([row.model_dump(mode="json") | {"record": str(folder)} | saved for row in record.rows], format)
+    if not_kept is not None:
+        raise not_kept
     if unstable:
         not_saved = "; no winner was saved" if save else ""
         raise MeasurementError(
@@ -226,84 +233,12 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         )
 
 
-def is_unstable(record: "AbRecord") -> bool:
-    """Whether neighbours had the cores for so long that no time of it is a figure of this machine."""
-    from harness.verdict import MAX_CPU_WAIT_FRAC
+def _kept(record: "AbRecord") -> "tuple[Path | None, ConfigError | None]":
+    """(the table that has its winners, why they could not be put there): what was measured is shown first."""
+    from harness.ab.compare import save_winners
+    from harness.errors import ConfigError
 
-    return (record.cpu_wait_frac or 0.0) > MAX_CPU_WAIT_FRAC
-
-
-def ab_table(rows: "Sequence[AbRow]", unstable: bool = False) -> list[dict[str, Any]]:
-    """Rows as people read them, without those that this machine can't have. An unstable comparison's are worth nothing
-    that could be said in microseconds."""
-    from harness.units import MISSING, percent
-
-    return [
-        {
-            "for": row.role,
-            "shape": row.shape,
-            "backend": row.label,
-            "us a call": f"{row.call_s * 1e6:.1f}" if row.call_s else MISSING,
-            "GB/s": f"{row.bytes_per_s / 1e9:.1f}" if row.bytes_per_s else MISSING,
-            "of probe": percent(row.probe_frac),
-            "of peak": percent(row.peak_frac),
-            "times the baseline": _ratio(row),
-            "rounds": row.num_pairs or MISSING,
-            "outcome": _outcome(row),
-            "us a token": _worth(row, unstable),
-        }
-        for row in rows
-        if row.status != "unsupported"
-    ]  # fmt: skip
-
-
-def not_here_lines(rows: "Sequence[AbRow]") -> list[str]:
-    """Each backend that some problem could not have, with its reasons once and not in a row for each problem."""
-    reasons: dict[str, dict[str, None]] = {}
-    for row in rows:
-        if row.status == "unsupported":
-            reasons.setdefault(row.backend, {})[row.why] = None
-    return [f"not here  {backend}: {'; '.join(why)}" for backend, why in reasons.items()]
-
-
-def _outcome(row: "AbRow") -> str:
-    if row.status != "ok":
-        return f"{row.status}: {row.why}"
-    return f"{row.outcome} ({row.note})" if row.note else row.outcome
-
-
-def worth_lines(rows: "Sequence[AbRow]", unstable: bool) -> list[str]:
-    """What all winners together are worth, by their fresh measurements, where these are stable."""
-    confirmed = [row.confirmed for row in rows if row.confirmed is not None]
-    if not confirmed:
-        return []
-    held = sum(found.holds for found in confirmed)
-    lines = [f"winners, measured once more: {held} of {len(confirmed)} win again"]
-    batches = () if unstable else dict.fromkeys(row.problem.m for row in rows if row.op == "linear")
-    for batch in batches:
-        of_batch = [row for row in rows if row.problem.m == batch]
-        fused, apart = (sum(row.token_gain_s(fused=f) or 0.0 for row in of_batch) for f in (True, False))
-        lines.append(
-            f"worth at batch {batch}: {fused * 1e6:.0f} us a step with fused products, {apart * 1e6:.0f} us without"
-        )
-    return lines
-
-
-def _worth(row: "AbRow", unstable: bool) -> str:
-    from harness.units import MISSING
-
-    found = row.confirmed
-    if found is None:
-        return MISSING
-    if not found.holds:
-        return "did not win again"
-    if unstable:
-        return MISSING
-    return f"{found.call_gain_s * (row.calls_per_token or row.unfused_calls_per_token) * 1e6:.0f}"
-
-
-def _ratio(row: "AbRow") -> str:
-    if row.ratio_to_baseline is None or row.ratio_interval is None:
-        return "-"
-    low, high = row.ratio_interval
-    return f"{row.ratio_to_baseline:.2f} [{low:.2f}, {high:.2f}]"
+    try:
+        return save_winners(record), None
+    except ConfigError as fault:
+        return None, fault

@@ -43,7 +43,8 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 @app.command()
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
-    from harness.cli.ab import ab_run_lines, ab_table, is_unstable, not_here_lines
+    from harness.cli.ab import ab_run_lines
+    from harness.cli.ab_lines import ab_table, is_unstable, not_here_lines
     from harness.cli.bench import show_figures
     from harness.cli.render import show as show_rows
     from harness.cli.render import show_object

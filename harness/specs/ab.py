@@ -127,10 +127,13 @@ class AbRow(Frozen):
     backend: str
     parameters: Parameters = {}
     """Of a backend with a tuning space: those that were the fastest in a short trial."""
-    status: Literal["ok", "unsupported", "failed", "incorrect", "changes-operands", "undeclared-memory"]
+    status: Literal[
+        "ok", "unsupported", "failed", "incorrect", "changes-operands", "undeclared-memory", "faster-than-memory"
+    ]
     """failed: it raised. changes-operands: it wrote to its input or weight. undeclared-memory: it keeps more than it
-    says."""
+    says. faster-than-memory: it moves more bytes per second, by its own word, than memory can."""
     why: str = ""
+    """Of a winner: why it was not measured once more beside the baseline."""
     note: str = ""
     """What the backend settled on by itself, such as a library's kernel."""
     contest_legal: bool

@@ -107,20 +107,24 @@ class SelectionTable(Frozen):
 
 def entries_of(rows: Iterable[AbRow], run_id: str, baseline: str) -> list[SelectionEntry]:
     """One for each problem that anything was timed on: the winner; of several that share the place the one with the
-    smallest median, and the baseline where its winner did not win again."""
+    smallest median; and the baseline, if it was timed, where the winner did not win again or was refused then."""
     by_problem: dict[str, list[AbRow]] = {}
     for row in rows:
         if row.call_s is not None:
             by_problem.setdefault(row.shape, []).append(row)
-    return [_entry(_best(timed, baseline), run_id, baseline) for timed in by_problem.values()]
+    chosen = (_best(timed, baseline) for timed in by_problem.values())
+    return [_entry(row, run_id, baseline) for row in chosen if row is not None]
 
 
-def _best(rows: list[AbRow], baseline: str) -> AbRow:
+def _best(rows: list[AbRow], baseline: str) -> AbRow | None:
+    """A winner that was not measured once more is the baseline itself, or had none beside it."""
     winner = next((row for row in rows if row.outcome == "winner"), None)
-    if winner is not None and winner.confirmed is not None and not winner.confirmed.holds:
-        return next(row for row in rows if row.backend == baseline)
-    shared = [row for row in rows if row.outcome == "no difference shown"]
-    return winner or min(shared or rows, key=lambda row: row.call_s or math.inf)
+    if winner is not None and (winner.confirmed is None or winner.confirmed.holds):
+        return winner
+    first = [row for row in rows if row.outcome in ("no difference shown", "-")]
+    if first:
+        return min(first, key=lambda row: row.call_s or math.inf)
+    return next((row for row in rows if row.backend == baseline), None)
 
 
 def _entry(row: AbRow, run_id: str, baseline: str) -> SelectionEntry:

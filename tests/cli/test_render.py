@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.ab import ab_table, not_here_lines, worth_lines
+from harness.cli.ab_lines import ab_table, not_here_lines, worth_lines
 from harness.cli.options import Format
 from harness.cli.render import show
 from harness.specs.ab import AbRow

@@ -57,6 +57,18 @@ def test_who_did_not_win_again_leaves_the_place_to_the_baseline() -> None:
     assert chosen(row("torch", 2e-3, "baseline"), row("lucky", 1e-3, "winner", (0.9, 1.1))).backend == "torch"
 
 
+def test_who_was_refused_when_it_was_measured_once_more_leaves_the_place_to_the_baseline_or_to_nobody() -> None:
+    refused, third = row("worn", None, "-"), row("third", 1.5e-3, "slower")
+    entry = chosen(refused, third, row("torch", 2e-3, "baseline"))
+    assert (entry.backend, entry.evidence.outcome) == ("torch", "baseline")
+    assert entries_of([refused, third], "a-run", "torch") == []
+
+
+def test_who_alone_could_do_it_is_kept() -> None:
+    entry = chosen(row("only", 1e-3, "-"), row("torch", None, "-"))
+    assert (entry.backend, entry.evidence.outcome) == ("only", "-")
+
+
 def test_of_those_that_share_the_place_the_smallest_median_is_kept_and_says_so() -> None:
     rows = [row(name, s, "no difference shown") for name, s in (("a", 1.1e-3), ("b", 1e-3), ("torch", 1.2e-3))]
     entry = chosen(*rows)

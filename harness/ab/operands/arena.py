@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.ab.operands.attention import AttentionOperands, AttentionPlaces
-from harness.ab.operands.base import NUM_CHECKS, Operands, Places
+from harness.ab.operands.attention import AttentionOperands, AttentionPlaces, reference_bytes
+from harness.ab.operands.base import NUM_CHECKS, NUM_INPUTS, Operands, Places
 from harness.ab.operands.linear import WEIGHT_DEVIATION, LinearOperands, LinearPlaces
 from harness.ab.operands.linear_attention import DeltaOperands, DeltaPlaces
 from harness.ab.shapes import Case
 from harness.backends.base import BlockCache
+from harness.backends.check import product_bytes
 from harness.engines.native.machine import free_memory_bytes
 from harness.engines.native.memory import empty
 from harness.engines.native.weights import TORCH_DTYPES
@@ -30,16 +31,24 @@ BLANK_PLACES = 16
 VLLM_BLOCK_SIZE = 16
 """Places: vLLM's on GPUs, unless it is told another."""
 VLLM_BLOCKS = 64
+FAULT_ARRAYS = 5
+"""Of a result's size in float64, that holding it against what is right has at once."""
 
 
 class Arena:
     """Room for every case of a comparison, one at a time."""
 
     def __init__(self, cases: Sequence[Case], dtype: str, device: DeviceInfo, on: torch.device, seed: int) -> None:
-        self._dtype, self._seed = TORCH_DTYPES[dtype], seed
+        self._dtype, self._seed, self._device = TORCH_DTYPES[dtype], seed, device
         self.num_bytes = _num_bytes(cases, self._dtype, device)
         self._memory = empty((self.num_bytes,), torch.uint8, on)
         self.refill()
+
+    @property
+    def outlasts_caches(self) -> bool:
+        """Whether no cache holds what operands rotate through; of caches that nobody can tell it is not known."""
+        cache_bytes = self._device.last_level_cache_bytes
+        return cache_bytes is not None and self.num_bytes > cache_bytes
 
     def refill(self) -> None:
         """Random values: of zeros a memory controller and a multiplier make less work."""
@@ -92,7 +101,8 @@ def _num_bytes(cases: Sequence[Case], dtype: torch.dtype, device: DeviceInfo) ->
     beside, available = max(_beside_bytes(case, dtype) for case in cases), free_memory_bytes(device)
     if available is not None and wanted + beside > available:
         raise UnavailableError(
-            f"the operands rotate through {wanted:,} B, {beside:,} B are inputs and results, {available:,} B are free",
+            f"the operands rotate through {wanted:,} B, {beside:,} B are inputs, results and what"
+            f" these are held against, {available:,} B are free",
             "take a smaller model, batch, chunk or context",
         )
     return wanted // 8 * 8
@@ -108,13 +118,19 @@ def _place_bytes(case: Case, dtype: torch.dtype) -> int:
 
 
 def _beside_bytes(case: Case, dtype: torch.dtype) -> int:
-    """Inputs and outputs of the launches, inputs of the checks and, in float64, what is right for them."""
-    p = case.problem
+    """Inputs and outputs of the launches, inputs of the checks and, in float64, what is right for them and what it
+    takes to work that out and to hold a result against it."""
+    p, exact = case.problem, torch.float64.itemsize
     if isinstance(p, LinearProblem):
         inputs, outputs = p.m * p.k, p.m * p.n
+        working = product_bytes(p.m, p.n, p.k)
     elif isinstance(p, AttentionProblem):
         inputs = outputs = p.m * p.num_heads * p.head_dim
+        working = reference_bytes(p, case.context or p.max_context)
     else:
         outputs = p.m * p.num_value_heads * p.value_head_dim
         inputs = p.m * p.conv_channels + outputs
-    return (inputs + outputs + NUM_CHECKS * inputs) * dtype.itemsize + NUM_CHECKS * outputs * torch.float64.itemsize
+        states = NUM_CHECKS * p.state_values * (STATE_DTYPE.itemsize + exact)
+        working = states + 2 * inputs * exact
+    working = max(working, FAULT_ARRAYS * outputs * exact)
+    return (inputs + outputs + NUM_INPUTS * inputs) * dtype.itemsize + NUM_CHECKS * outputs * exact + working

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.ab.operands.base import NUM_CHECKS, Bound, Watched, fill_places, poison, spread
+from harness.ab.operands.base import CHECKS, NUM_INPUTS, SPOT_ROUNDINGS, Bound, Watched, fill_places, poison, spread
 from harness.backends.base import Executor
 from harness.backends.check import first_fault
 from harness.kernel_reference import kernel_reference
@@ -19,6 +19,27 @@ ROUNDINGS = 3
 BEYOND = 30.0
 """Deviation of what lies behind the context: whoever looks there gets another result. Finite, since a mask's 0 times
 NaN is NaN."""
+
+
+SCORES_AT_ONCE = 1 << 22
+"""Of the reference, 32 MiB in float64: so many queries at a time as have no more, and one at least."""
+SCORE_ARRAYS = 4
+"""Of so many scores, that the reference has at once: products, what is masked of them, their exponentials, weights."""
+
+
+def queries_at_once(group: int, context: int) -> int:
+    """Of `group` heads each, over a context."""
+    return max(1, SCORES_AT_ONCE // (group * context))
+
+
+def reference_bytes(problem: AttentionProblem, context: int) -> int:
+    """What working out the exact result needs beside it, in float64: one key head's keys and values twice, as the
+    reference makes arrays of its own, and the scores."""
+    p = problem
+    group = p.num_heads // p.num_kv_heads
+    scores = min(p.m, queries_at_once(group, context)) * group * context
+    values = 4 * context * p.head_dim + SCORE_ARRAYS * scores + 2 * p.m * group * p.head_dim
+    return values * torch.float64.itemsize
 
 
 class AttentionPlaces:
@@ -49,12 +70,15 @@ class AttentionOperands(AttentionPlaces):
         fill_places(self._caches, self._random)
         self._caches[:, :, :, context:] *= BEYOND
         self.flop = problem.flop(context) if problem.m > 1 else None
-        self._checks = [torch.empty_like(self._q).normal_(generator=self._random) for _ in range(NUM_CHECKS)]
-        self._exact = [self._attended(q, self._caches[self._place(i)]) for i, q in enumerate(self._checks)]
+        self._fresh = [torch.empty_like(self._q).normal_(generator=self._random) for _ in range(NUM_INPUTS)]
+        self._exact = [
+            self._attended(self._fresh[which], self._caches[self._place(check)])
+            for check, (which, _) in enumerate(CHECKS)
+        ]
         self._watched = Watched(cache=self._caches, context=self._context, q=self._q)
 
     def pose(self, check: int) -> int:
-        self._put(self._checks[check])
+        self._put(self._fresh[CHECKS[check][0]])
         return self._place(check)
 
     def fault(self, check: int) -> str:
@@ -62,6 +86,20 @@ class AttentionOperands(AttentionPlaces):
 
     def renew(self) -> None:
         self._put(torch.empty_like(self._q).normal_(generator=self._random))
+
+    def spot_fault(self, place: int) -> str:
+        """Of one query on one key head, others each time."""
+        p = self._problem
+        query, head = (
+            int(torch.randint(count, (), generator=self._random, device=self._q.device))
+            for count in (p.m, p.num_kv_heads)
+        )
+        heads = self._heads_of(head)
+        exact = _exact_head(
+            self._q[query : query + 1, heads], self._caches[place][:, head : head + 1], self._filled - p.m + query + 1
+        )
+        out = self._out[query : query + 1, heads]
+        return first_fault(out, exact.to(out.device), roundings=SPOT_ROUNDINGS * ROUNDINGS)
 
     def changed(self) -> str:
         return self._watched.changed()
@@ -76,19 +114,31 @@ class AttentionOperands(AttentionPlaces):
 
     def _attended(self, q: Tensor, cache: Tensor) -> Tensor:
         """One key head after another: the scores of a long chunk are large in float64."""
+        exact = torch.empty(q.shape, dtype=torch.float64)
+        for head in range(self._problem.num_kv_heads):
+            heads = self._heads_of(head)
+            exact[:, heads] = _exact_head(q[:, heads], cache[:, head : head + 1], self._filled)
+        return exact.to(self._out.device)
+
+    def _heads_of(self, key_head: int) -> slice:
+        """The query heads that share a key head."""
         group = self._problem.num_heads // self._problem.num_kv_heads
-        parts = [
-            _exact_head(q[:, head * group : (head + 1) * group], cache[:, head : head + 1], self._filled)
-            for head in range(self._problem.num_kv_heads)
-        ]
-        return torch.cat(parts, dim=1).to(self._out.device)
+        return slice(key_head * group, (key_head + 1) * group)
 
 
 def _exact_head(q: Tensor, cache: Tensor, context: int) -> Tensor:
-    """q [m, group, head_dim] on one key head's keys and values, by the reference of the op."""
-    arrays = [tensor.double().cpu().numpy() for tensor in (q, *cache)]
+    """q [m, group, head_dim] on one key head's keys and values, by the reference of the op: some queries at a time,
+    each block of them as a chunk that ends where its last one stands."""
+    queries, keys, values = (
+        tensor.double().cpu().numpy() for tensor in (q, cache[0, :, :context], cache[1, :, :context])
+    )
     if len(q) == 1:
-        attended = kernel_reference("decode_attention").decode_attention(arrays[0][0], *arrays[1:], context)[None]
-    else:
-        attended = kernel_reference("prefill_attention").prefill_attention(*arrays, context)
-    return torch.from_numpy(np.ascontiguousarray(attended))
+        attended = kernel_reference("decode_attention").decode_attention(queries[0], keys, values, context)[None]
+        return torch.from_numpy(np.ascontiguousarray(attended))
+    at_once = queries_at_once(q.shape[1], context)
+    prefill = kernel_reference("prefill_attention").prefill_attention
+    exact = np.empty_like(queries)
+    for start in range(0, len(queries), at_once):
+        block = queries[start : start + at_once]
+        exact[start : start + at_once] = prefill(block, keys, values, context - len(queries) + start + len(block))
+    return torch.from_numpy(exact)

@@ -11,9 +11,16 @@ from torch import Tensor
 from harness.backends.base import Executor, Launch
 from harness.specs.problem import Parameters
 
-NUM_CHECKS = 2
-"""Fresh inputs that a side is checked on, at the first and the last place: a result that was kept from the first is
-not that of the second."""
+CHECKS = ((0, 0), (0, 1), (1, 1))
+"""(which fresh input, at the first place or the last) of each check: each differs from the one before in the place or
+in the input alone, so a result that was kept for either is wrong."""
+NUM_CHECKS, NUM_INPUTS = len(CHECKS), 2
+SPOT_ROUNDINGS = 2
+"""How much more a spot may err than a whole result: errors are held against mean sizes, and a part's may be less."""
+ODD = -0x61C8864680B583EB
+"""2^64 over the golden ratio, as a signed word: its odd multiples differ in all their bits."""
+WORDS_AT_ONCE = 1 << 17
+"""A mebibyte, which stays in a core's cache between its product and its sum."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Places(Protocol):
 
 
 class Operands(Places, Protocol):
-    """Places that are filled, and what is right for them; the same for all sides."""
+    """Places that are filled, no two alike, and what is right for them; the same for all sides."""
 
     flop: int | None
     """Of one call, where it is bound by arithmetic."""
@@ -54,6 +61,10 @@ class Operands(Places, Protocol):
 
     def renew(self) -> None:
         """Other random inputs, before a block of samples: a result that was kept for the old ones would be wrong."""
+
+    def spot_fault(self, place: int) -> str:
+        """After a sample that ended at a place: what is wrong with a part of the result that it left, which is too
+        small a part to make a sample dear. Empty where nothing is."""
 
     def changed(self) -> str:
         """Which operand is not as it was left: weights, cache or inputs; empty where all are."""
@@ -77,10 +88,19 @@ class Watched:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Wrapping sum of the 64-bit words and of the bytes of what is left: as fast as memory can be read."""
+    """Of the 64-bit words, each times an odd number that its position gives, so that words that were only moved show
+    too; and of the bytes of what is left."""
     content = tensor.contiguous().flatten().view(torch.uint8)
     words = content[: content.numel() // 8 * 8]
-    return int(words.view(torch.int64).sum()) + int(content[words.numel() :].sum())
+    rest = int.from_bytes(bytes(content[words.numel() :].tolist()), "little")
+    factors = _odd_factors(WORDS_AT_ONCE, content.device)
+    sums = [(part * factors[: len(part)]).sum() for part in torch.split(words.view(torch.int64), WORDS_AT_ONCE)]
+    total = int((torch.stack(sums) * _odd_factors(len(sums), content.device)).sum())
+    return total << 64 | rest
+
+
+def _odd_factors(count: int, device: torch.device) -> Tensor:
+    return (torch.arange(1, count + 1, device=device) * ODD) | 1  # products and sums wrap
 
 
 def poison(tensor: Tensor) -> None:
@@ -89,15 +109,19 @@ def poison(tensor: Tensor) -> None:
 
 
 def fill_places(places: Tensor, random: torch.Generator) -> None:
-    """Normal random values, in the first and the last place of their own; those between repeat the first's.
+    """Normal random values, in the first and the last place of their own; each between has the first's moved on by one
+    value more, so that what is right at one place is wrong at the next.
 
     Drawing random numbers for half a gigabyte takes seconds, and caches go by addresses.
     """
     places[0].normal_(generator=random)
-    places[1:-1].copy_(places[:1])
+    first = places[0].flatten()
+    for number, place in enumerate(places[1:-1], 1):
+        by = number % len(first)
+        torch.cat((first[by:], first[:by]), out=place.view(-1))
     places[-1].normal_(generator=random)
 
 
 def spread(num_places: int, check: int) -> int:
-    """Place of a check: the first, the last."""
-    return (num_places - 1) * check // max(NUM_CHECKS - 1, 1)
+    """Place of a check."""
+    return (num_places - 1) * CHECKS[check][1]

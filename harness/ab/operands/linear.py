@@ -7,13 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.ab.operands.base import NUM_CHECKS, Bound, Watched, poison, spread
+from harness.ab.operands.base import CHECKS, NUM_INPUTS, SPOT_ROUNDINGS, Bound, Watched, poison, spread
 from harness.backends.base import Executor
 from harness.backends.check import exact_product, first_fault
 from harness.specs.problem import LinearProblem, Parameters
 
 WEIGHT_DEVIATION = 1 / 32
 """Of normal random weights: products of a thousand of them stay near 1."""
+SPOT_ROWS = 256
+"""Rows of a weight whose values are looked at after a sample."""
 
 
 class LinearPlaces:
@@ -49,12 +51,15 @@ class LinearOperands(LinearPlaces):
         super().__init__(arena, problem)
         self._random = torch.Generator(arena.device).manual_seed(seed)
         bias = None if self._bias is None else self._normal(self._bias)
-        self._checks = [self._normal(torch.empty_like(self._x)) for _ in range(NUM_CHECKS)]
-        self._exact = [exact_product(x, self._weights[self._place(i)], bias) for i, x in enumerate(self._checks)]
+        self._fresh = [self._normal(torch.empty_like(self._x)) for _ in range(NUM_INPUTS)]
+        self._exact = [
+            exact_product(self._fresh[which], self._weights[self._place(check)], bias)
+            for check, (which, _) in enumerate(CHECKS)
+        ]
         self._watched = Watched(weight=self._weights, x=self._x, **({} if bias is None else {"bias": bias}))
 
     def pose(self, check: int) -> int:
-        self._put(self._checks[check])
+        self._put(self._fresh[CHECKS[check][0]])
         return self._place(check)
 
     def fault(self, check: int) -> str:
@@ -62,6 +67,14 @@ class LinearOperands(LinearPlaces):
 
     def renew(self) -> None:
         self._put(self._normal(torch.empty_like(self._x)))
+
+    def spot_fault(self, place: int) -> str:
+        """Of rows all over the weight, others each time."""
+        stride = max(1, self._problem.n // SPOT_ROWS)
+        start = int(torch.randint(stride, (), generator=self._random, device=self._out.device))
+        bias = None if self._bias is None else self._bias[start::stride]
+        exact = exact_product(self._x, self._weights[place, start::stride], bias)
+        return first_fault(self._out[:, start::stride], exact, roundings=SPOT_ROUNDINGS)
 
     def changed(self) -> str:
         return self._watched.changed()

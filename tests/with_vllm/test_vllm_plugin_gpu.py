@@ -1,14 +1,15 @@
 """The plugin's way on a GPU, inside vLLM on a CPU: the card is the host, where gpu.cu's lanes are fibres, and what
 vLLM's attention for GPUs calls is written out in torch. No graph is captured."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from agreement import FORCED, STEPS, Fault, distance, read
 from selections import calls, save_attention_table, save_table
-from test_vllm_plugin_attention import STEPS, answers, assert_agree, counted, num_attending
+from test_vllm_plugin_attention import counted, num_attending
 from tiny_vllm import opened, vllm_config
 
 from harness.errors import ConfigError, UnavailableError
@@ -22,6 +23,8 @@ HOST = DeviceInfo(kind="rocm", name="the host", arch="host", wave_width=32)
 FEW_LANES: Parameters = {"rows_per_wave": 4, "waves_per_block": 1, "split_k": 1, "double_buffer": 0}
 """A fibre each takes its time."""
 PROMPTS = ((5, 77, 13, 2, 99, 41, 8, 120, 64), tuple((31 * place + 5) % 131 for place in range(40)))
+
+FAULTS: tuple[dict[str, Any], ...] = ({"layer": "layers.1.mlp.down", "factor": 0.0}, {"overlooked": 1})
 
 
 @pytest.fixture(autouse=True)
@@ -86,14 +89,19 @@ def gpu_attention(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     _cached_get_attn_backend.cache_clear()
 
 
-def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_attention: None) -> None:
-    """Over one cache, so each step may be attended by either; decode steps of different lengths by one launch."""
-    model, table = vllm_config(tmp_path, "qwen3"), tmp_path / "t"
+@pytest.mark.reference
+def test_products_and_decode_steps_count_in_their_kernels(
+    gpu_attention: None, saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over one cache, so each step may be attended by either; decode steps of different lengths by one launch. What
+    would be wrong shows."""
+    model, table, fault = saved("qwen3"), tmp_path / "t", Fault()
+    fault.bury(monkeypatch)
     save_table(table, model, "gpu-gemv", "F32", rows=(1, 2), device=HOST, parameters=FEW_LANES)
     save_attention_table(table, model, "gpu-decode", "torch-sdpa", "F32", device=HOST, parameters={"num_splits": 8})
     settings = {
-        "dtype": "float32", "max_num_seqs": 2, "max_model_len": 96, "max_num_batched_tokens": 96,
-        "extra_args": {"max_logprobs": -1},
+        "load_format": "auto", "max_num_seqs": 2, "max_model_len": 96, "max_num_batched_tokens": 96,
+        "extra_args": FORCED,
         "environment": {"HARNESS_CONTEST": "1"},
     }  # fmt: skip
     with opened(model, batch=2, selection=str(table), **settings) as engine:
@@ -104,7 +112,7 @@ def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_at
         for variant, product, decode in ((0, "gpu-gemv", "gpu-decode"), (-1, "vllm", "vllm")):
             session.paths.switch(variant)
             before = calls(session)
-            found[variant] = answers(engine, *PROMPTS)
+            found[variant] = read(engine, *PROMPTS)
             steps = counted(before)
             assert steps.pop((variant, 1, decode)) == layers * (STEPS - 1), "one launch for both requests"
             assert steps.pop((variant, 2, product)) == 12 * (STEPS - 1) + STEPS
@@ -112,7 +120,11 @@ def test_products_and_decode_steps_count_in_their_kernels(tmp_path: Path, gpu_at
             assert steps == (prompts if variant == 0 else {(-1, None, "vllm"): 12 + layers})
         engine.audit()
         assert "13 unchanged" in str(engine.report().resolved["selection_parameters"])
-    assert_agree(found[0], found[-1], 1e-4)
+        session.paths.switch(0)
+        for values in FAULTS:
+            with fault.planted(**values):
+                assert distance(model, read(engine, *PROMPTS), found[-1]) > 1, values
+    assert distance(model, found[0], found[-1]) < 1
 
 
 def test_a_setting_that_nothing_tried_is_refused(tmp_path: Path) -> None:

@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from agreement import PROMPT, STEPS, Reading, assert_same_texts, distance
 from selections import save_attention_table, save_table
-from tiny_vllm import vllm_config
 
 from harness.engines.registry import open_rig
 from harness.models import resolve_model
@@ -18,22 +20,28 @@ from harness.specs.run import RunConfig
 from harness.vllm_plugin.install import missing
 from harness.vllm_plugin.shared import switch
 
-pytestmark = [pytest.mark.vllm, pytest.mark.compiler]
+pytestmark = [pytest.mark.vllm, pytest.mark.compiler, pytest.mark.reference]
 
 PROGRAM = Path(__file__).parent / "plugin_process.py"
-STEPS, LAYERS, LINEARS, WORKERS = 24, 3, 12, 2
+LAYERS, LINEARS, WORKERS = 3, 12, 2
 
 
-def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
+def reading(answer: dict[str, Any]) -> Reading:
+    import torch
+
+    return Reading((PROMPT,), torch.tensor([answer["likely"]]))
+
+
+def test_two_workers_are_counted_and_switched(saved: Callable[..., Path], tmp_path: Path) -> None:
     """By a table of the model as a worker has it: every product is listed, a bias that one of them adds, attention
     where this vLLM's can be ours (0.18's can't)."""
     if len(os.sched_getaffinity(0)) < WORKERS:
         pytest.skip(f"{WORKERS} workers on fewer cores")
-    model = vllm_config(tmp_path, "llama", attention_bias=True)
-    table = save_table(tmp_path / "t", model, "cpu-gemv", workers=WORKERS)
+    model = saved("llama", attention_bias=True)
+    table = save_table(tmp_path / "t", model, "cpu-gemv", "F32", workers=WORKERS)
     attends = not missing(["attention"])
     if attends:
-        save_attention_table(table, model, workers=WORKERS)
+        save_attention_table(table, model, dtype="F32", workers=WORKERS)
     cores = map(str, sorted(os.sched_getaffinity(0))[:WORKERS])
     environment = os.environ | {
         "HARNESS_SELECTION": str(table), "HARNESS_PLUGIN_REPORT": str(tmp_path / "report"),
@@ -46,6 +54,8 @@ def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
     first, off, again = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("{"))
     assert first["tokens"] == off["tokens"] == again["tokens"]
     assert len(first["tokens"]) == STEPS
+    for answer in (first, again):
+        assert distance(model, reading(answer), reading(off)) < 1
     ours, stock = ("cpu-gemv", "cpu-decode", "torch-sdpa"), ("vllm",) * 3
     for answer, variant, (multiplies, decodes, prefills) in ((first, 0, ours), (off, -1, stock), (again, 0, ours)):
         by_process: dict[str, Counter[str]] = {}
@@ -62,13 +72,13 @@ def test_two_workers_are_counted_and_switched(tmp_path: Path) -> None:
             assert calls == expected
 
 
-def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> None:
-    model = vllm_config(tmp_path, "qwen3")
-    table = save_table(tmp_path / "t", model, "cpu-gemv")
+def test_a_server_runs_the_selection_and_its_record_says_so(saved: Callable[..., Path], tmp_path: Path) -> None:
+    model = saved("qwen3")
+    table = save_table(tmp_path / "t", model, "cpu-gemv", "F32")
     config = {
         "name": "t", "model": str(model), "workload": {"input_tokens": 9},
         "engine": {
-            "kind": "vllm-server", "python": sys.executable, "load_format": "dummy", "graph": "eager",
+            "kind": "vllm-server", "python": sys.executable, "load_format": "auto", "graph": "eager",
             "device": "none", "kv_cache_bytes": 1 << 28, "first_token_limit_s": 120.0, "selection": str(table),
         },
     }  # fmt: skip
@@ -84,7 +94,7 @@ def test_a_server_runs_the_selection_and_its_record_says_so(tmp_path: Path) -> N
     finally:
         server.close()
         rig.close()
-    assert len(answers[0]) == STEPS and answers[0] == answers[1]
+    assert_same_texts(model, *answers)
     one_row = LINEARS * (STEPS - 1) + STEPS
     assert report.resolved["selection_calls"] == f"cpu-gemv x{one_row}, vllm x{one_row + 2 * LINEARS}"
     decode = {row.role: row for row in report.ops if row.backend == "cpu-gemv"}

@@ -2,10 +2,12 @@
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agreement import Fault
 from selections import save_table
 from tiny_vllm import run_config, vllm_config
 
@@ -54,12 +56,16 @@ def compare(
     return run_ab_run(config, folder / "runs", lambda line: None)[1]
 
 
+@pytest.mark.reference
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(kind: str, tmp_path: Path) -> None:
-    model = vllm_config(tmp_path, "qwen3", max_position_embeddings=512)
-    table = save_table(tmp_path / "t", model, "cpu-gemv")
+def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(
+    kind: str, saved: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = saved("qwen3", max_position_embeddings=512)
+    table = save_table(tmp_path / "t", model, "cpu-gemv", "F32")
     tokens = MANY if kind == "vllm-server" else TOKENS
-    record = compare(model, tmp_path, None, table, tokens, environment={"HARNESS_CONTEST": "1"}, **KINDS[kind])
+    settings = {"load_format": "auto", "environment": {"HARNESS_CONTEST": "1"}, **KINDS[kind]}
+    record = compare(model, tmp_path, None, table, tokens, **settings)
     assert record.agreement is not None and record.agreement.num_same == BLOCKS
     steps = num_steps(tokens)
     off, on = (side.engine for side in record.sides)
@@ -74,6 +80,19 @@ def test_both_sides_of_one_vllm_are_counted_and_leave_the_weights_alone(kind: st
     assert {row.backend for row in decode} == {"cpu-gemv"}
     assert sum(row.num_calls for row in decode) == LINEARS + 1
     assert [side.resolved["selection_parameters"] for side in (off, on)] == [f"{LINEARS + 1} unchanged"] * 2
+
+
+@pytest.mark.reference
+def test_a_side_that_computes_something_else_does_not_agree(
+    saved: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = saved("qwen3", max_position_embeddings=512)
+    table = save_table(tmp_path / "t", model, "cpu-gemv", "F32")
+    fault = Fault()
+    fault.bury(monkeypatch)
+    with fault.planted(layer="layers.1.mlp.down", factor=0.0):
+        record = compare(model, tmp_path, None, table, load_format="auto")
+    assert record.agreement is not None and record.agreement.num_same == 0
 
 
 def test_workers_in_processes_of_their_own_are_switched_counted_and_asked(tmp_path: Path) -> None:

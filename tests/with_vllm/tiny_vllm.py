@@ -7,25 +7,33 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tiny_models import BASE, CASES
+from tiny_models import BASE, CASES, save_tiny
 
 # On a CPU vLLM knows heads of 32 and more, and a delta rule in bf16 whose heads have 128.
+CHANGES: dict[str, dict[str, Any]] = {
+    "qwen3": {}, "llama": {"hidden_size": 128}, "qwen3.5": {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+}  # fmt: skip
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM", "qwen3.5": "Qwen3_5ForCausalLM"}
 VLLM_CASES: dict[str, dict[str, Any]] = {
-    "qwen3": CASES["qwen3"] | {"architectures": ["Qwen3ForCausalLM"]},
-    "llama": CASES["llama"] | {"architectures": ["LlamaForCausalLM"], "hidden_size": 128},
-    "qwen3.5": CASES["qwen3.5"]
-    | {"architectures": ["Qwen3_5ForCausalLM"], "linear_key_head_dim": 128, "linear_value_head_dim": 128},
+    case: CASES[case] | CHANGES[case] | {"architectures": [name]} for case, name in ARCHITECTURES.items()
 }
 VOCAB = BASE["vocab_size"]
 
 
 def vllm_config(folder: Path, case: str, **changes: Any) -> Path:
-    """A folder with a config.json alone: vLLM draws the weights."""
+    """A folder with a config.json alone: vLLM draws the weights, so small that all tokens are about as likely. Answers
+    of such a model show that it runs, and nothing of what its layers compute."""
     path = folder / case
     path.mkdir(parents=True, exist_ok=True)
     values = BASE | VLLM_CASES[case] | {"dtype": "bfloat16"} | changes
     (path / "config.json").write_text(json.dumps(values))
     return path
+
+
+def save_checkpoint(folder: Path, case: str, dtype: str, **changes: Any) -> Path:
+    """Weights that make tokens differ by far, and the delta rule's states in the type that checkpoints name."""
+    states = {"mamba_ssm_dtype": "float32"} if case == "qwen3.5" else {}
+    return save_tiny(case, folder, dtype, **CHANGES[case], **states, **changes)
 
 
 def run_config(model: Path, batch: int = 1, **engine: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from harness.devices.datasheet import match_device
 from harness.engines.base import EXPLAIN_STEPS, Engine, Rig
 from harness.engines.registry import open_rig
 from harness.environment import read_environment
-from harness.errors import GateFailed, MeasurementError
+from harness.errors import ConfigError, GateFailed, MeasurementError
 from harness.exclusive import measuring
 from harness.facts import RunFacts
 from harness.measure import reading_events, request_events
@@ -35,7 +35,7 @@ from harness.specs.request import Request
 from harness.specs.run import Gate, NativeEngine, RunConfig
 from harness.specs.step import DecodeTraffic
 from harness.specs.tensor import CONFIG_DTYPES
-from harness.specs.vllm import VllmOptions
+from harness.specs.vllm import VllmEngine, VllmOptions
 from harness.sweeps import analyse_sweep
 from harness.traffic import decode_traffic
 from harness.workload import Point, check_fits, make_request, points, schedule, warmup_request
@@ -75,6 +75,7 @@ def run_bench(config: RunConfig, runs_parent: Path, tell: Say) -> tuple[Path, Ru
 
     Raises what went wrong, after the record says so. A verdict of `invalid` or `unstable` is a result, not an error.
     """
+    check_can_trace(config)
     model = resolve_model(config.model)
     rig = open_rig(config, model)
     try:
@@ -90,6 +91,31 @@ def run_bench(config: RunConfig, runs_parent: Path, tell: Say) -> tuple[Path, Ru
             return folder.path, run.record, _text(load_events(folder.path))
     finally:
         rig.close()
+
+
+def check_can_trace(config: RunConfig) -> None:
+    """Raises ConfigError for a trace that the engine can't take: behind the requests it would cost the whole run."""
+    engine = config.engine
+    if config.profile is None:
+        return
+    num_steps, num_tokens = config.profile.decode_steps, config.workload.output_tokens
+    if num_steps >= num_tokens:
+        raise ConfigError(
+            f"profile.decode_steps is {num_steps}: an answer of {num_tokens} tokens has fewer",
+            "lower profile.decode_steps, or raise workload.output_tokens",
+        )
+    if isinstance(engine, NativeEngine):
+        return
+    if not isinstance(engine, VllmEngine):
+        raise ConfigError(
+            f"an engine of kind {engine.kind} takes no trace of itself",
+            "leave out --profile and profile: of the run, or profile the server and read that: harness profile TRACE",
+        )
+    if engine.tensor_parallel * engine.pipeline_parallel > 1 or engine.executor not in (None, "uni"):
+        raise ConfigError(
+            "vLLM's workers would be processes of their own, which a profiler in this one does not see",
+            "leave executor and the parallel sizes as they are, or leave out --profile and profile: of the run",
+        )
 
 
 def _new_record(run_id: str, config: RunConfig, model: ResolvedModel, rig: Rig) -> RunRecord:

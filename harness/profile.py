@@ -47,7 +47,9 @@ def profile_trace(
     work = _step_work(run, record)
     profile = explain(trace, path.name, class_of, num_steps, work)
     if profile.status == "incomplete" or profile.wall_s is None or profile.gaps_s is None:
-        return Profiled(profile)
+        return Profiled(
+            _noted(profile, f"it can't complete {record.run_id}, which stays as it is: {_why_not(profile)}")
+        )
     if profile.num_steps is None or profile.steps_source is None:
         raise ConfigError(
             f"{path}: nothing in it tells how many decode steps it holds, and a run's verdict is per step",
@@ -68,7 +70,15 @@ def _with_pace(profile: TraceProfile, wall_s: float, record: RunRecord) -> Trace
     if tpot_s is None or wall_s < SLOWER_WORTH_A_NOTE * tpot_s:
         return profile
     note = f"a step of the trace takes {wall_s / tpot_s:.1f} times the run's TPOT: by the profiler, or it is no step"
+    return _noted(profile, note)
+
+
+def _noted(profile: TraceProfile, note: str) -> TraceProfile:
     return profile.model_copy(update={"notes": (*profile.notes, note)})
+
+
+def _why_not(profile: TraceProfile) -> str:
+    return "it is incomplete" if profile.status == "incomplete" else "sums have no timeline, so no gaps"
 
 
 def _judged(folder: Path) -> RunRecord:

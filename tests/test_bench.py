@@ -167,3 +167,37 @@ def test_a_native_engine_reads_weights_and_cache_of_the_type_it_is_told() -> Non
         traffic = engine_traffic(native, model)
         assert traffic.weight_read_bytes == 1_192_099_840 // 2 * value_bytes
         assert traffic.kv_bytes_per_context_token == 114_688 // 2 * value_bytes
+
+
+@pytest.mark.parametrize(
+    ("engine", "complaint"),
+    [
+        ({"kind": "openai", "url": "http://127.0.0.1:9/v1"}, "engine of kind openai takes no trace"),
+        ({"kind": "vllm-server"}, "engine of kind vllm-server takes no trace"),
+        ({"kind": "scripted"}, "engine of kind scripted takes no trace"),
+        ({"kind": "vllm", "tensor_parallel": 2}, "workers would be processes"),
+        ({"kind": "vllm", "executor": "mp"}, "workers would be processes"),
+    ],
+)
+def test_a_trace_that_the_engine_cant_take_is_refused_before_anything_starts(
+    tmp_path: Path, engine: dict[str, Any], complaint: str
+) -> None:
+    config = RunConfig.model_validate(
+        {"name": "t", "model": "qwen3-0.6b", "engine": engine, "workload": {"input_tokens": 8}, "profile": {}}
+    )
+    with pytest.raises(ConfigError, match=complaint) as fault:
+        run_bench(config, tmp_path, lambda line: None)
+    assert "leave" in fault.value.mend
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_trace_of_more_steps_than_the_answer_has_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    config = RunConfig.model_validate(
+        {
+            "name": "t", "model": "qwen3-0.6b", "engine": {"kind": "native"},
+            "workload": {"input_tokens": 8, "output_tokens": 8}, "profile": {"decode_steps": 8},
+        }
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=r"profile.decode_steps is 8"):
+        run_bench(config, tmp_path, lambda line: None)
+    assert not list(tmp_path.iterdir())

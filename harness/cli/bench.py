@@ -26,7 +26,8 @@ def bench(
         typer.Option("--sweep", help="Several values in one run: input_tokens=64,512,2048, context=..., batch=1..64."),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Also take traces of a prompt's chunk and of a few decode steps.")
+        bool,
+        typer.Option("--profile", help="Also trace a prompt's chunk and decode steps (--set profile.decode_steps=8)."),
     ] = False,
     set_: SetOption = None,
     runs_dir: RunsDirOption = None,
@@ -41,8 +42,9 @@ def bench(
     from harness.specs.sweep import as_override, parse_sweep
 
     overrides = [*(set_ or ()), *([as_override(parse_sweep(sweep))] if sweep else [])]
-    overrides += ["profile={}"] if profile else []
     run = load_yaml_model(config, RunConfig, overrides)
+    if profile and run.profile is None:  # else the file's or the user's number of steps stays
+        run = load_yaml_model(config, RunConfig, [*overrides, "profile={}"])
     folder, record, text = run_bench(run, resolve_runs_dir(runs_dir), tell)
     if record.config.profile is not None:
         record = complete_by_trace(folder, record, format)

@@ -169,6 +169,6 @@ def what_if_rows(p: "TraceProfile") -> Rows:
 
 
 def short(name: str | None, width: int) -> str:
-    """A name that fits; C++ names say the most at their begin."""
+    """A name that fits; its begin and its end, since templates differ at either."""
     name = (name or "-").removeprefix("void ").removeprefix("at::native::")
-    return name if len(name) <= width else f"{name[: width - 3]}..."
+    return name if len(name) <= width else f"{name[: width * 2 // 3 - 3]}...{name[-(width - width * 2 // 3) :]}"

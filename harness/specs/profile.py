@@ -106,7 +106,7 @@ class TraceProfile(Frozen):
     gaps: tuple[GapRow, ...] = ()
     longest_gaps: tuple[LongGap, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
-    """The three with the most time."""
+    """The three with the most time, copies and fills left out."""
     other_kernels: tuple[KernelRow, ...] = ()
     """The largest that no rule knows."""
     cause: str | None = None

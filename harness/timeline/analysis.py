@@ -14,7 +14,7 @@ from harness.specs.kernel_classes import KernelClass
 from harness.specs.profile import ClassRow, KernelRow, TraceProfile
 from harness.specs.trace import KernelSum, Trace, Work
 from harness.timeline.classes import ClassOf
-from harness.timeline.complete import lost_launches, why_incomplete
+from harness.timeline.complete import lost_launches, why_gaps_are_unknown, why_incomplete
 from harness.timeline.floors import StepWork, evidence
 from harness.timeline.gaps import find_gaps, gap_rows, longest, num_gaps, split_by_span
 from harness.timeline.intervals import length
@@ -131,7 +131,9 @@ def _of_timeline(
     on_device = [w for w in trace.work if w.device == device]
     steps = find_steps(trace, on_device, num_steps)
     counted = [w for w in on_device if steps.window[0] <= w.start_s < steps.window[1]]
-    gaps = find_gaps(counted, steps.window)
+    gaps = find_gaps(on_device, steps.window)
+    if (lost := why_gaps_are_unknown(trace, gaps, steps.window)) is not None:
+        return _incomplete(trace, name, lost)
     scaled = Scaled(steps.num_steps or 1, length([steps.window]), work if steps.num_steps else None)
     totals = _totals(counted, class_of)
     rows, parts = scaled.class_rows(totals), split_by_span(gaps, trace.calls)
@@ -142,7 +144,7 @@ def _of_timeline(
         trace=name, format=trace.format, status="complete", reason=None, device=device,
         wall_s=wall_s, busy_s=max(0.0, wall_s - gaps_s), gaps_s=gaps_s, num_gaps=num_gaps(gaps) / scaled.num_steps,
         gaps=gap_rows(parts, scaled.whole_s, 1 / scaled.num_steps),
-        longest_gaps=longest(gaps, parts, trace.calls, counted),
+        longest_gaps=longest(gaps, parts, trace.calls, on_device),
         cause=cause, why=why, next_step=_next_step(cause, scaled.work),
         what_ifs=what_ifs(rows, wall_s, gaps_s),
         **_common(scaled, totals, rows, steps.num_steps, steps.source, work),
@@ -161,7 +163,7 @@ def _common(
         "num_steps": num_steps,
         "steps_source": source,
         "classes": tuple(rows),
-        "kernels": scaled.kernel_rows(totals, rows, NUM_KERNELS),
+        "kernels": scaled.kernel_rows([t for t in totals if t.kernel_class != "memcpy"], rows, NUM_KERNELS),
         "other_kernels": scaled.kernel_rows(unknown, rows, NUM_OTHER),
         "mean_context": work.mean_context if work and scaled.work else None,
     }

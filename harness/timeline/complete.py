@@ -1,7 +1,9 @@
 """Whether a trace holds the kernels that ran: a profiler that lost them must not read as an idle device. Pure."""
 
+from collections.abc import Sequence
+
 from harness.specs.trace import Call, Trace, Work
-from harness.timeline.intervals import length, union
+from harness.timeline.intervals import Interval, length, union
 
 MAX_LOST_FRAC = 0.1
 """Of launches: at both ends of a trace some stand without their kernels."""
@@ -29,6 +31,17 @@ def why_incomplete(trace: Trace) -> str | None:
     if lost > MAX_LOST_FRAC * launches and busy < MIN_BUSY_FRAC:
         return f"{lost} of {launches} launches have no kernel, and kernels cover {busy:.1%} of the time: lost, not idle"
     return None
+
+
+def why_gaps_are_unknown(trace: Trace, gaps: Sequence[Interval], window: Interval) -> str | None:
+    """Why gaps of a GPU may be kernels that the profiler lost, in one sentence: nothing tells where no launch is there
+    to count."""
+    if trace.work[0].kind == "op" or any(call.kind == "launch" for call in trace.calls):
+        return None
+    busy = 1 - length(gaps) / (length([window]) or 1.0)
+    if busy >= MIN_BUSY_FRAC:
+        return None
+    return f"kernels cover {busy:.1%} of the time, and no launch is in it: whether kernels were lost can't be told"
 
 
 def busy_frac(trace: Trace) -> float:

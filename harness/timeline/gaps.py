@@ -13,7 +13,8 @@ NUM_LONGEST = 5
 
 
 def find_gaps(work: Sequence[Work], window: Interval) -> list[Interval]:
-    """Parts of the window in which none of the work runs, on any stream."""
+    """Parts of the window in which none of the work runs, on any stream. Work from before it that runs on into
+    it fills it too."""
     return difference([window], union((w.start_s, w.end_s) for w in work))
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from harness.errors import ConfigError
 from harness.specs.trace import Call, KernelSum, Trace, Work
-from harness.traces.chrome import AGAIN, Span, call_kind, events, spans
+from harness.traces.chrome import AGAIN, Span, call_kind, events, printable, shown, spans
 
 FORMAT, CSV_FORMAT = "hipprof", "hipprof statistics"
 _PROCESS = re.compile(r"\[\d+\] (Runtime API|Compute|Memory Copy)(?: on Device (\d+))?")
@@ -105,27 +105,35 @@ def _rows(path: Path, text: str) -> Iterator[KernelSum]:
         for column in COLUMNS:
             if column not in (reader.fieldnames or ()):
                 raise ConfigError(
-                    f"{path}:1: no column {column!r} among {', '.join(reader.fieldnames or ())}",
+                    f"{path}:1: no column {column!r} among {', '.join(map(printable, reader.fieldnames or ()))}",
                     "give hipprof's *.hipkernel.csv as it was written",
                 )
         for row in reader:
             where = f"{path}:{reader.line_num}"
             if None in row or None in row.values():
                 raise ConfigError(f"{where}: not the {len(reader.fieldnames or ())} columns of the first line", AGAIN)
-            yield KernelSum(_text(where, row), _whole(where, row, CALLS), _whole(where, row, TOTAL_NS) * 1e-9)
+            yield KernelSum(_text(where, row), _calls(where, row), _whole(where, row, TOTAL_NS) * 1e-9)
     except csv.Error as fault:
-        raise ConfigError(f"{path}:{reader.line_num}: not valid CSV: {fault}", AGAIN) from None
+        raise ConfigError(f"{path}:{reader.reader.line_num}: not valid CSV: {fault}", AGAIN) from None
 
 
 def _text(where: str, row: dict[str, str]) -> str:
     value = row[NAME]
     if not value:
         raise ConfigError(f"{where}: column {NAME} is empty", AGAIN)
-    return value
+    return printable(value)
+
+
+def _calls(where: str, row: dict[str, str]) -> int:
+    """Only a total may be of no call at all."""
+    num_calls = _whole(where, row, CALLS)
+    if not num_calls and row[NAME] != "Total":
+        raise ConfigError(f"{where}: column {CALLS} is 0: a kernel that never ran has no time", AGAIN)
+    return num_calls
 
 
 def _whole(where: str, row: dict[str, str], column: str) -> int:
     value = row[column]
-    if not re.fullmatch(r"\d+", value.strip()):
-        raise ConfigError(f"{where}: column {column} is {value!r}, not a whole number", AGAIN)
+    if not re.fullmatch("[0-9]{1,18}", value.strip()):
+        raise ConfigError(f"{where}: column {column} is {shown(value)}, not a whole number below 10^18", AGAIN)
     return int(value)

@@ -2,6 +2,7 @@
 
 import gzip
 import zlib
+from codecs import BOM_UTF8
 from pathlib import Path
 
 from harness.errors import ConfigError
@@ -22,7 +23,7 @@ def read_trace(path: Path) -> Trace:
             return read_torch(path, data)
         raise ConfigError(f"{path}: a Chrome trace of no known profiler", KNOWN)
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: neither JSON nor CSV", KNOWN) from None
     if is_statistics(text.partition("\n")[0]):
@@ -31,10 +32,11 @@ def read_trace(path: Path) -> Trace:
 
 
 def _content(path: Path) -> bytes:
-    """What the file holds, unpacked."""
+    """What the file holds, unpacked, without the mark that Windows' programs put in front."""
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        return content.removeprefix(BOM_UTF8)
     except (EOFError, gzip.BadGzipFile, zlib.error) as fault:
         raise ConfigError(f"{path}: damaged gzip: {fault}", AGAIN) from None
     except OSError as fault:

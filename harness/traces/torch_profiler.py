@@ -12,9 +12,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from harness.errors import ConfigError
 from harness.specs.trace import OWN_LAUNCH, Call, Mark, Trace, Work
 from harness.timeline.intervals import own_times
-from harness.traces.chrome import Span, call_kind, spans
+from harness.traces.chrome import AGAIN, Span, call_kind, printable, shown, spans
 
 FORMAT = "torch profiler"
 _WORK = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
@@ -25,7 +26,7 @@ _MARKS = {"user_annotation": False, "gpu_user_annotation": True}
 def is_of_torch(data: dict[str, Any]) -> bool:
     """By keys that no other profiler writes, or by the categories of its first events."""
     first = data["traceEvents"][:1000]
-    categories = {event.get("cat") for event in first if isinstance(event, dict)}
+    categories = {event.get("cat") for event in first if isinstance(event, dict) and isinstance(event.get("cat"), str)}
     return "schemaVersion" in data or "deviceProperties" in data or bool(categories & {"cpu_op", *_WORK, *_CALLS})
 
 
@@ -38,7 +39,7 @@ def read_torch(path: Path, data: dict[str, Any]) -> Trace:
     calls = tuple(_call(span, origin_us) for category in sorted(_CALLS) for span in by_category[category])
     sizes = {s.integer("correlation"): s.integer("size") for category in _CALLS for s in by_category[category]}
     work = tuple(_kernel(span, origin_us, sizes) for category in _WORK for span in by_category[category])
-    names = tuple(str(gpu.get("name")) for gpu in data.get("deviceProperties") or () if isinstance(gpu, dict))
+    names = _device_names(path, data)
     marked = (span for span in by_category["user_annotation"] if span.name.startswith(OWN_LAUNCH))
     launches = sorted(marked, key=lambda span: span.ts_us)
     if not work and not calls and not names:
@@ -51,6 +52,13 @@ def read_torch(path: Path, data: dict[str, Any]) -> Trace:
         if not span.name.startswith(OWN_LAUNCH)
     )
     return Trace(FORMAT, work, calls, tuple(marks), device_names=tuple(dict.fromkeys(names)))
+
+
+def _device_names(path: Path, data: dict[str, Any]) -> tuple[str, ...]:
+    gpus = data.get("deviceProperties") or []
+    if not isinstance(gpus, list):
+        raise ConfigError(f"{path}: deviceProperties is {shown(gpus)}, not a list", AGAIN)
+    return tuple(printable(str(gpu.get("name"))) for gpu in gpus if isinstance(gpu, dict))
 
 
 def _is_within(op: Span, launches: Sequence[Span]) -> bool:
@@ -84,7 +92,7 @@ def _kernel(span: Span, origin_us: float, sizes: dict[int | None, int | None]) -
     number = span.integer("bytes")
     return Work(
         span.name, _WORK[span.category], start_s, duration_s, duration_s,  # type: ignore[arg-type]
-        device=f"GPU {span.args.get('device', span.pid)}", stream=str(span.args.get("stream", span.tid)),
+        device=printable(f"GPU {span.args.get('device', span.pid)}"), stream=str(span.args.get("stream", span.tid)),
         grid=_shape(span.args.get("grid")), block=_shape(span.args.get("block")),
         num_bytes=sizes.get(span.integer("correlation")) if number is None else number,
         correlation=_correlation(span),

@@ -191,8 +191,9 @@ def test_what_has_no_gaps_to_tell_leaves_the_run_as_it_is(tmp_path: Path) -> Non
     samples = (folder / SAMPLES).read_bytes()
     row = json_of("profile", save(tmp_path / "t.csv", STATISTICS), "--run", folder, "--steps", 1)
     assert (row["run"], row["classes"][0]["moved_bytes"]) == (None, 1_192_099_840)
+    assert f"it can't complete {before.run_id}, which stays as it is: sums" in row["notes"][-1]
     lost = save(tmp_path / "t.json", torch_trace([call("cudaLaunchKernel", 0.0, 1.0, 1)]))
-    json_of("profile", lost, "--run", folder, code=4)
+    assert "stays as it is: it is incomplete" in json_of("profile", lost, "--run", folder, code=4)["notes"][-1]
     assert (folder / SAMPLES).read_bytes() == samples
     assert load_bench(folder) == before
 
@@ -202,3 +203,10 @@ def test_steps_much_slower_than_the_runs_are_told_of(tmp_path: Path) -> None:
     trace = save(tmp_path / "t.json", torch_trace(steps(3, 300e3)))
     notes = json_of("profile", trace, "--run", folder)["notes"]
     assert any("times the run's TPOT" in note for note in notes)
+
+
+def test_two_long_names_stay_two() -> None:
+    from harness.cli.profile import NAME_WIDTH, short
+
+    names = {short("x" * 60 + end, NAME_WIDTH) for end in "AB"}
+    assert len(names) == 2 and {len(name) for name in names} == {NAME_WIDTH}

@@ -11,7 +11,7 @@ from trace_files import STATISTICS, Event, call, hipprof_trace, kernel, mark, op
 from harness.specs.kernel_classes import KernelClass
 from harness.specs.profile import TraceProfile
 from harness.specs.step import DecodeTraffic, SlidingCache
-from harness.specs.trace import Trace, Work
+from harness.specs.trace import Call, Trace, Work
 from harness.timeline.analysis import explain
 from harness.timeline.classes import classifier
 from harness.timeline.floors import LAUNCH_CLASS, Moved, StepWork, moved_by_class
@@ -101,6 +101,7 @@ def test_a_step_on_two_streams_is_one(tmp_path: Path) -> None:
     for number, begin in enumerate((0.0, 50.0, 100.0)):
         for stream, offset in ((9, 5.0), (7, 0.0)):
             events.append(kernel("gemv", begin + offset, 10.0, stream=stream))
+            events.append(call("cudaLaunchKernel", begin, 1.0))
             events.append(mark("decode_step", begin + offset, 10.0) | {"args": {"External id": number}})
     p = explained(tmp_path, torch_trace(events))
     assert (p.num_steps, us(p.wall_s), us(p.busy_s)) == (2, pytest.approx(50, abs=0.01), pytest.approx(15, abs=0.01))
@@ -249,6 +250,29 @@ def test_a_steps_bytes_by_class() -> None:
     assert "linear-attention" not in moved_by_class(stateless, [4, 6], 2)
 
 
+def test_a_kernel_that_runs_into_the_first_step_leaves_no_gap_there(tmp_path: Path) -> None:
+    """Two steps of 100 us, from 50 on: 50 of the first are a kernel that began before it; what begins in them is 2 x
+    30."""
+    events = [mark("decode_step", begin, 10.0) for begin in (50.0, 150.0, 250.0)]
+    for begin, duration in ((0.0, 100.0), (120.0, 30.0), (220.0, 30.0), (250.0, 9.0)):
+        events += [call("cudaLaunchKernel", begin, 1.0), kernel("gemv", begin, duration)]
+    p = explained(tmp_path, torch_trace(events))
+    assert (us(p.wall_s), us(p.busy_s), us(p.gaps_s)) == pytest.approx((100, 55, 45), abs=0.01)
+    assert [us(gap.gap_s) for gap in p.longest_gaps] == pytest.approx([70, 20], abs=0.01)
+    assert p.longest_gaps[-1].after == "gemv"
+
+
+def test_idle_time_is_not_told_from_lost_kernels_without_a_launch(tmp_path: Path) -> None:
+    kernels = [kernel("gemv", 10.0, 60.0, 0), kernel("gemv", 910.0, 60.0, 9)]
+    p = explained(tmp_path, torch_trace(kernels))
+    assert (p.status, p.cause, p.gaps_s) == ("incomplete", None, None)
+    assert "12.5%" in (p.reason or "") and "no launch" in (p.reason or "")
+    waiting = call("cudaStreamSynchronize", 0.0, 900.0)
+    assert explained(tmp_path, torch_trace([*kernels, waiting])).status == "incomplete"
+    busy = [kernel("gemv", 0.0, 60.0), kernel("gemv", 70.0, 60.0)]
+    assert explained(tmp_path, torch_trace(busy)).status == "complete"
+
+
 LAUNCHES = [call("cudaLaunchKernel", 10.0 * n, 5.0, n) for n in range(20)]
 
 
@@ -312,7 +336,9 @@ def test_busy_and_gaps_are_the_wall(kernels: list[tuple[float, float, bool]], nu
     work = tuple(
         Work("gemv" if one else "x", "kernel", start, dur, dur, "GPU 0", str(one)) for start, dur, one in kernels
     )
-    p = explain(Trace("torch profiler", work), "t", CLASS_OF, num_steps)
+    p = explain(
+        Trace("torch profiler", work, (Call("cudaLaunchKernel", "launch", 0.0, 0.0),)), "t", CLASS_OF, num_steps
+    )
     assert p.busy_s is not None and p.gaps_s is not None and p.wall_s is not None
     wall_s = max(w.end_s for w in work) - min(w.start_s for w in work)
     assert p.wall_s * num_steps == pytest.approx(wall_s)
@@ -325,10 +351,15 @@ def test_busy_and_gaps_are_the_wall(kernels: list[tuple[float, float, bool]], nu
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["launch", "synchronize", "other"]))))
 def test_what_spans_the_gaps_adds_up_to_them(calls: list[tuple[float, float, Any]]) -> None:
-    from harness.specs.trace import Call
     from harness.timeline.gaps import split_by_span
     from harness.timeline.intervals import length
 
     gaps = [(0.1, 0.4), (0.6, 0.7), (1.2, 1.5)]
     parts = split_by_span(gaps, [Call("c", kind, start, dur) for start, dur, kind in calls])
     assert sum(length(part) for part in parts.values()) == pytest.approx(0.7)
+
+
+def test_copies_take_no_place_among_the_largest_kernels(tmp_path: Path) -> None:
+    copies = [span("gpu_memcpy", f"Memcpy {n}", 10.0 * n, 9.0, 0, 7, bytes=64) for n in range(3)]
+    p = explained(tmp_path, torch_trace([*copies, kernel("gemv", 30.0, 5.0)]))
+    assert [row.name for row in p.kernels] == ["gemv"]

@@ -179,6 +179,50 @@ def test_what_is_damaged_or_unknown_is_named(tmp_path: Path, text: str, complain
     assert str(path) in fault.value.what
 
 
+NINES = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (WHOLE.replace('"dur": 1.0', f'"dur": {NINES}'), r"traceEvents\[4\]: dur is 9{37}\.\.\., not"),
+        (WHOLE.replace('"dur": 1.0', '"dur": 1e308'), r"traceEvents\[4\]: dur is 1e\+308"),
+        (WHOLE.replace('"dur": 1.0', f'"dur": {NINES * 12}'), "t: not valid JSON: Exceeds the limit"),
+        (WHOLE.replace('"device": 0', f'"correlation": {NINES}'), r"args.correlation is 9{37}\.\.\."),
+        (WHOLE.replace('"device": 0', f'"bytes": "{NINES * 12}"'), r"args.bytes is '9{36}\.\.\."),
+        (WHOLE.replace('"cat": "kernel"', '"cat": ["kernel"]'), r"traceEvents\[4\]: cat is \['kernel'\], not a text"),
+        (WHOLE.replace('"name": "gemv"', '"name": null'), r"traceEvents\[4\]: name is None"),
+        (WHOLE.replace('"deviceProperties": []', '"deviceProperties": 5'), "t: deviceProperties is 5, not a list"),
+        (WHOLE.replace('"pid": 99', '"pid": [99]'), r"traceEvents\[0\]: pid is \[99\]"),
+        ('{"traceEvents": [{"ph": "X", "cat": ["kernel"], "name": "a", "ts": 1, "dur": 1}]}', "no known profiler"),
+        (json.dumps(hipprof_trace()).replace('"pid": 1,', '"pid": [1],', 1), r"traceEvents\[0\]: pid is \[1\]"),
+        (STATISTICS.replace('"30000"', NINES), "t:2: column TotalDurationNs is '9"),
+        (STATISTICS.replace('"3"', NINES * 12), "t:2: column Calls is '9"),
+        (STATISTICS.replace('"2"', '"0"'), "t:3: column Calls is 0"),
+        (STATISTICS.replace("my_own", "a" * 200_000), "t:3: not valid CSV: field larger"),
+    ],
+)
+def test_numbers_past_all_bounds_and_values_of_another_type_are_named(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as fault:
+        read_trace(save(tmp_path / "t", text))
+    assert re.search(complaint, fault.value.what), fault.value.what
+    assert len(fault.value.what) < 300 + len(str(tmp_path))
+
+
+def test_names_are_printable_whatever_the_file_holds(tmp_path: Path) -> None:
+    """A colour's escape, a zero byte and half a surrogate pair reach neither terminal nor a file as they are."""
+    strange, tame = "a\x1b[31m\0\n\ud800b c", r"a\x1b[31m\x00\n\ud800b c"
+    assert read_trace(save(tmp_path / "t", torch_trace([kernel(strange, 0.0, 1.0)]))).work[0].name == tame
+    trace = read_trace(save(tmp_path / "t", STATISTICS.replace("my_own", "a\x1b[31m")))
+    assert (trace.sums or ())[1].name == r"a\x1b[31m(int)"
+
+
+def test_a_byte_order_mark_may_stand_before_json(tmp_path: Path) -> None:
+    assert len(read_trace(save(tmp_path / "t", "\ufeff" + WHOLE)).work) == 1
+
+
 def test_a_packed_file_that_was_cut_off_is_damaged(tmp_path: Path) -> None:
     whole = gzip.compress(WHOLE.encode())
     for content in (whole[: len(whole) // 2], whole[:-9] + b"\0" * 9, whole[:12] + b"\xff" * 40):

@@ -16,7 +16,10 @@ STEPS = 4
 
 def test_its_steps_are_whole_and_its_products_are_known(tmp_path: Path) -> None:
     with opened(vllm_config(tmp_path, "qwen3")) as engine:
+        steps, stepped = [], engine._stepped
+        engine._stepped = lambda: steps.append(1) or stepped()
         engine.trace(REQUEST, STEPS, tmp_path)
+        assert len(steps) == 1 + 6 + STEPS + 1, "the prompt, then half of the answer before the traced steps"
         again = list(engine.generate(REQUEST))
     assert sum(len(chunk.token_ids) for chunk in again) == 12  # the traced request is gone
     profile = profile_trace(tmp_path / DECODE_TRACE).profile

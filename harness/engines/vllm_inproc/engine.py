@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -172,21 +173,25 @@ class VllmDecoding(Engine):
         return Evidence()
 
     def trace(self, request: Request, num_steps: int, folder: Path) -> None:
-        """The steps behind the prompt. UnavailableError where workers compute: a profiler sees its own process."""
+        """Steps from the middle of the answer on: what the cache costs them is what it cost the run on average. They
+        come whatever the model says. UnavailableError where workers compute: a profiler sees its own process."""
         if self._resolved["executor"] != "uni":
             raise UnavailableError(
                 "vLLM's workers are processes of their own, and are not traced from here",
                 "leave executor and the parallel sizes as they are, or profile by vLLM's own profiler_config",
             )
         on_gpu = self._resolved["device"] != "cpu"
+        num_marked = min(num_steps + 1, request.max_output_tokens - 1)
         with on_core(self._core):
-            running = self._add(request)
+            running = self._add(replace(request, ignore_eos=True))
             try:
                 with traced(folder / PREFILL_TRACE, on_gpu), record_function("prefill"):
                     while not self._step(running):
                         pass
+                for _ in range(min(request.max_output_tokens // 2, request.max_output_tokens - 1 - num_marked)):
+                    self._step(running)
                 with traced(folder / DECODE_TRACE, on_gpu):
-                    for _ in range(min(num_steps + 1, request.max_output_tokens - 1)):
+                    for _ in range(num_marked):
                         with record_function(DECODE_MARK):
                             self._step(running)
             finally:

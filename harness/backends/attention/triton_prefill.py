@@ -16,7 +16,7 @@ from harness.specs.problem import AttentionProblem, Parameters
 from harness.triton_kernels import load_triton
 
 OP = "prefill_attention"
-MAX_HEAD_DIM = 256
+HEAD_DIMS = (64, 96, 128, 256)
 
 
 @attention_backend("triton-prefill")
@@ -36,8 +36,8 @@ class TritonPrefill(AttentionBackend):
         if problem.num_heads % problem.num_kv_heads:
             heads = f"{problem.num_heads} heads do not divide among {problem.num_kv_heads} key heads"
             return Support.no(heads, "correct the model's configuration")
-        if not 64 <= problem.head_dim <= MAX_HEAD_DIM:
-            return Support.no(f"head_dim {problem.head_dim} is not 64 to {MAX_HEAD_DIM}", "use torch-sdpa")
+        if problem.head_dim not in HEAD_DIMS:
+            return Support.no(f"head_dim {problem.head_dim} is none of {HEAD_DIMS}", "use torch-sdpa")
         return triton_support(problem.dtype, device)
 
     @staticmethod

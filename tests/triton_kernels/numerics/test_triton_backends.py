@@ -39,6 +39,18 @@ def test_attention(executor, m: int, context: int) -> None:
     assert_right(backend, operands, executor)
 
 
+@pytest.mark.parametrize("head_dim", [80, 192])
+@pytest.mark.parametrize("m", [1, 5])
+def test_attention_refuses_what_the_kernels_lack(executor, m: int, head_dim: int) -> None:
+    from operand_checks import attention
+
+    from harness.backends.attention.triton_decode import TritonDecode
+    from harness.backends.attention.triton_prefill import TritonPrefill
+
+    backend = TritonDecode if m == 1 else TritonPrefill
+    assert not backend.supports(attention(m, 40, 2, head_dim, "F32")._problem, executor.device).ok
+
+
 @pytest.mark.parametrize("m", [1, 20])
 def test_delta(executor, m: int) -> None:
     from operand_checks import assert_right, delta

@@ -26,7 +26,7 @@ def counts(folder: Path) -> Counter[str]:
 
 def main(model: str, folder: Path, workers: int, variants: list[int]) -> None:
     llm = LLM(
-        model, skip_tokenizer_init=True, enforce_eager=True, max_model_len=64, max_num_seqs=1,
+        model, skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=1,
         enable_prefix_caching=False, tensor_parallel_size=workers, kv_cache_memory_bytes=1 << 28,
         async_scheduling=False, **FORCED,
     )  # fmt: skip

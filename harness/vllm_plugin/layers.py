@@ -98,7 +98,7 @@ def model_session() -> Session | None:
     if session is None or not session.is_of(settings, config.compilation_config):
         session = _opened(settings, config)
         op.replace(session)
-    config.additional_config[CACHE_KEY] = session.compile_key()
+    config.additional_config[CACHE_KEY] = session.compile_key
     return session
 
 

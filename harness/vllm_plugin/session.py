@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from weakref import ref
 
 from harness import __version__
@@ -44,6 +45,7 @@ class Session:
         """Another model of the same settings has other weights, and compiled code of its own."""
         return self.settings == settings and self._model is not None and self._model() is model
 
+    @cached_property  # every layer asks
     def compile_key(self) -> list[str]:
         """Of all that decides what compiled code calls: this package, its kernels, the tables."""
         tables = (table.fingerprint for table in self.paths.tables)

@@ -49,16 +49,28 @@ COLLECT_LIMIT_S = 60.0
 MODULE = "vllm.entrypoints.openai.api_server"  # the `vllm` command of some builds can't find its own version
 _KEPT = {
     "model_config": ("dtype", "quantization", "max_model_len", "enforce_eager", "seed"),
-    "cache_config": ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "mamba_ssm_cache_dtype"),
+    "cache_config": ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching", "mamba_ssm_cache_dtype",
+                     "gpu_memory_utilization", "kv_cache_memory_bytes"),
+    "attention_config": ("backend",),
     "scheduler_config": ("max_num_batched_tokens", "max_num_seqs", "enable_chunked_prefill", "async_scheduling"),
     "parallel_config": ("distributed_executor_backend", "tensor_parallel_size", "pipeline_parallel_size"),
     "compilation_config": ("mode", "backend", "cudagraph_mode"),
     "load_config": ("load_format",),
-}
+}  # fmt: skip
 SETTINGS = tuple((part, key) for part, keys in _KEPT.items() for key in keys)
 """What the record keeps of vLLM's resolved configuration, by its own names."""
-_NAMES = {"mode": "compilation_mode", "backend": "compilation_backend"}
+_NAMES = {
+    ("compilation_config", "mode"): "compilation_mode", ("compilation_config", "backend"): "compilation_backend",
+    ("attention_config", "backend"): "attention_backend",
+}  # fmt: skip
 """But for those that say nothing alone."""
+_MODES: dict[str, dict[str, str]] = {
+    "mode": dict(zip("0123", ("NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE"), strict=True)),
+    "cudagraph_mode": {
+        "0": "NONE", "1": "PIECEWISE", "2": "FULL", "[2, 0]": "FULL_DECODE_ONLY", "[2, 1]": "FULL_AND_PIECEWISE",
+    },
+}  # fmt: skip
+"""vLLM's names of what it tells by numbers."""
 
 
 class VllmServer(OpenAIServer):
@@ -94,7 +106,9 @@ class VllmServer(OpenAIServer):
         found = super()._resolve()
         with suppress(RequestFailed):
             config = self._client.ask("/server_info?config_format=json", at_root=True).get("vllm_config", {})
-            found |= {_NAMES.get(key, key): _plain(config.get(part, {}).get(key)) for part, key in SETTINGS}
+            for part, key in SETTINGS:
+                value = config.get(part, {}).get(key)
+                found[_NAMES.get((part, key), key)] = _MODES.get(key, {}).get(str(value)) or _plain(value)
         return found
 
     def report(self) -> EngineReport:
@@ -173,8 +187,10 @@ class VllmServerRig(Rig):
         return [self._engine.python or sys.executable, "-m", MODULE, *command_line(arguments)]
 
     def _variables(self, plugin: dict[str, str]) -> dict[str, str]:
+        """The shell's key would lock us out of a server that no one else asks."""
         ours = our_variables(self._engine.world_size) | {"VLLM_SERVER_DEV_MODE": "1"}
-        return ours | dict(os.environ) | plugin | self._engine.environment
+        inherited = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+        return ours | inherited | plugin | self._engine.environment
 
     def close(self) -> None:
         self._probed.close()

@@ -43,8 +43,10 @@ class Selections:
     ) -> list[Variant]:
         """One for each engine, once vLLM is ready. variables: of its processes. collect: Variant's. UnavailableError
         where a worker takes nothing from the tables: it would be measured as if it did."""
-        here, workers = Path(variables[REPORT]), options.world_size if options.is_on_one_machine else 1
-        taking = sum(bool(report.paths) for report in read_reports(here)) if self.tables else workers
+        is_all_here = options.is_on_one_machine and options.executor != "external_launcher"
+        here, workers = Path(variables[REPORT]), options.world_size if is_all_here else 1
+        is_asked = bool(self.tables) or read_settings(variables) is not None
+        taking = sum(bool(report.ops or report.paths) for report in read_reports(here)) if is_asked else workers
         if taking < workers:
             raise UnavailableError(
                 f"{taking} of vLLM's {workers} workers take something from the selection",

@@ -8,6 +8,8 @@ from harness.specs.problem import Parameters
 
 STOCK = "vllm"
 """In the place of a backend's name: vLLM's own path."""
+NOT_LISTED = "the table does not list this problem"
+"""A reason that is no fault of a backend's."""
 
 
 class PluginPath(Frozen):
@@ -47,5 +49,7 @@ class PluginReport(Frozen):
     """Memory beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts and
     scratch."""
     paths: tuple[PluginPath, ...]
+    ops: tuple[Op, ...] = ()
+    """Those that some layer has taken on, or may with its first request."""
     is_switchable: bool = True
     """False: captured graphs keep the variant that was active when they were captured."""

@@ -31,6 +31,8 @@ _ARGUMENTS = {
 }
 _TYPED = {argument: field for field, argument in _ARGUMENTS.items()}
 _TYPED |= {"enforce_eager": "graph", "cudagraph_mode": "graph", "model": "the run's model"}
+_TYPED |= {"api_key": "api_key_env, of the kind openai and a server that you start"}
+_TYPED |= dict.fromkeys(("host", "port", "served_model_name"), "url and served_model of the kind openai")
 _CHANGES_BYTES = ("quantization", "quantization_config", "kv_cache_dtype", "speculative_config", "hf_overrides")
 
 
@@ -82,6 +84,10 @@ class VllmOptions(Frozen):
     @classmethod
     def _left_to_us(cls, extra_args: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name in extra_args:
+            if name not in _TYPED and name.upper().rpartition("_")[2] in SECRET_WORDS:
+                raise ValueError(
+                    f"{name} may be a secret, and the record keeps this file: set its variable in the shell"
+                )
             if name in _TYPED:
                 raise ValueError(f"{name} has a place of its own: set {_TYPED[name]}")
             if name in _CHANGES_BYTES:

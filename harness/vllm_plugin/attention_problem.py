@@ -9,6 +9,7 @@ import torch
 from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import AttentionType
 
+from harness.errors import UnavailableError
 from harness.specs.problem import AttentionProblem
 from harness.specs.tensor import CONFIG_DTYPES
 
@@ -44,7 +45,26 @@ def is_plain(impl: Any) -> bool:
         and impl.kv_sharing_target_layer_name is None
         and impl.kv_cache_dtype in ("auto", _dtype())
         and not _shares_contexts()
+        and not _looks_ahead()
         and math.isclose(impl.scale, impl.head_size**-0.5, rel_tol=1e-6)
+    )
+
+
+def check_causal(metadata: Any) -> None:
+    """UnavailableError for a step in which a query sees what follows it: our layout of the cache is none that vLLM's
+    own path could go on with."""
+    if getattr(metadata, "causal", True) is not True:
+        raise UnavailableError(
+            "a step of vLLM's is not causal, and our attention is", "give a table without `harness ab attention`"
+        )
+
+
+def _looks_ahead() -> bool:
+    """Queries see what follows them, in an image or everywhere."""
+    config = get_current_vllm_config()
+    return bool(
+        getattr(config.model_config, "is_mm_prefix_lm", False)
+        or getattr(getattr(config, "attention_config", None), "use_non_causal", False)
     )
 
 

@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend, CPUAttentio
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.attention.selector import _cached_get_attn_backend
 
-from harness.vllm_plugin.attention_problem import decode_problem, is_plain, prompt_problem
+from harness.vllm_plugin.attention_problem import check_causal, decode_problem, is_plain, prompt_problem
 from harness.vllm_plugin.attentions import AttentionLayer, step_requests
 from harness.vllm_plugin.layers import model_session
 
@@ -47,7 +47,8 @@ class SelectedAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
         ours = self._known(layer)
         if ours is not None and attn_metadata is not None and self._session is not None:
             attentions, requests = self._session.attentions, step_requests(attn_metadata)
-            if attentions.is_ours(ours):
+            if attentions.is_ours(ours) and output_scale is None and output_block_scale is None:
+                check_causal(attn_metadata)
                 attentions.attend(ours, requests, query, kv_cache, output)
                 return output
             attentions.count(ours, requests)

@@ -34,6 +34,8 @@ class Deltas:
         self._by_name[delta.name] = delta
         for variant, _ in enumerate(self._paths.tables):
             self._paths.chosen("linear-attention", variant, delta.problem)
+        self._paths.ops.add("linear-attention")
+        self._write()
 
     def run(self, delta: Delta, tokens: Tokens | None, stock: Callable[[], None]) -> None:
         """A call of a layer by the path that the active variant has for it. tokens: None where a prompt is in the step;

@@ -77,7 +77,11 @@ class SelectedAttention(StockImpl):  # type: ignore[misc]
         ours = self._known(layer)
         is_plain_output = all(scale is None for scale in (*scales, *named_scales.values()))  # not quantized within
         can_attend = ours is not None and attn_metadata is not None and is_plain_output
-        if can_attend and self._attends(ours, query, kv_cache, attn_metadata, output):
+        if (
+            can_attend
+            and getattr(attn_metadata, "causal", True) is True
+            and self._attends(ours, query, kv_cache, attn_metadata, output)
+        ):
             return output
         attended: Tensor = super().forward(
             layer, query, key, value, kv_cache, attn_metadata, output, *scales, **named_scales

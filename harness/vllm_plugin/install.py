@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.errors import UnavailableError
 from harness.specs.ab import Op
-from harness.vllm_plugin.settings import read_settings
+from harness.vllm_plugin.settings import claim, read_settings
 
 LAYERS = "vllm.model_executor.layers"
 
@@ -87,6 +87,8 @@ def install() -> None:
         listed = {entry.op for table in tables for entry in table.entries}
         ops = [op for op in _replacements() if op == "linear" or op in listed]  # linears open the session
         check_names(ops)
+        if settings.report is not None:
+            claim(settings.report)
         for op in ops:
             _replace_layers(_replacements()[op].module)
 

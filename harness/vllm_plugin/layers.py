@@ -21,16 +21,15 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-import harness
 from harness.backends.registry import check_table
 from harness.backends.weights import dtype_name
 from harness.errors import UnavailableError
-from harness.selection import software_versions
 from harness.specs.selection import SelectionTable
 from harness.specs.tensor import CONFIG_DTYPES
 from harness.vllm_plugin import op
 from harness.vllm_plugin.audit import tensor_hash
 from harness.vllm_plugin.linear import Linear
+from harness.vllm_plugin.linears import role_of
 from harness.vllm_plugin.machine import open_machine
 from harness.vllm_plugin.session import Session
 from harness.vllm_plugin.settings import Settings, read_settings
@@ -39,6 +38,10 @@ LAYERS = (
     ReplicatedLinear, ColumnParallelLinear, MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear,
     ParallelLMHead, VocabParallelEmbedding,
 )  # fmt: skip
+
+CACHE_KEY = "llm-decode-harness"
+"""vLLM's own key for compiled code covers no plugin: the same model without ours would take what was compiled with
+it."""
 
 
 def replace_layers() -> None:
@@ -66,6 +69,8 @@ def _select(layer: Any) -> None:
         return
     if session.linears.largest(_rows(layer), layer.weight.shape[1], dtype_name(layer.weight)):
         layer.quant_method = method(layer.quant_method, session)
+    elif role_of(layer.prefix) != "conv1d":  # a convolution becomes one after its layer was made
+        session.linears.unlisted.add(role_of(layer.prefix))
 
 
 def _multiplies(layer: Any) -> bool:
@@ -85,19 +90,16 @@ def _rows(layer: Any) -> int:
 def model_session() -> Session | None:
     """The process's, opened by the first layer: then vLLM has settled on a device and a type."""
     settings, session, config = read_settings(), op.current(), get_current_vllm_config_or_none()
-    if session is None or session.settings != settings:
-        op.replace(None if settings is None or config is None else _opened(settings, config))
-        session = op.current()
-    if session is not None and config is not None:
-        _add_to_key(config, session.paths.tables)
+    if config is None:
+        return session if session is not None and session.settings == settings else None
+    if settings is None:
+        op.replace(None)
+        return None
+    if session is None or not session.is_of(settings, config.compilation_config):
+        session = _opened(settings, config)
+        op.replace(session)
+    config.additional_config[CACHE_KEY] = session.compile_key
     return session
-
-
-def _add_to_key(config: Any, tables: tuple[SelectionTable, ...]) -> None:
-    """vLLM's key for compiled code covers no plugin: the same model without ours would take what was compiled with it,
-    and a process's second model what was compiled without."""
-    ours = f"{harness.__version__} {software_versions()['kernels']}"
-    config.additional_config.setdefault("llm-decode-harness", [ours, *(table.fingerprint for table in tables)])
 
 
 def _opened(settings: Settings, config: Any) -> Session:
@@ -112,6 +114,7 @@ def _opened(settings: Settings, config: Any) -> Session:
     return Session(
         settings, tables, machine, notes, keeps_prefixes=bool(config.cache_config.enable_prefix_caching),
         captures=device.kind != "cpu" and config.compilation_config.cudagraph_mode.name != "NONE",
+        model=config.compilation_config,  # has the model's layers; its parts have configs of their own, and this one
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ class Linears:
         self._paths, self._write = paths, write
         self._by_address: dict[int, Linear] = {}
         self._packed: dict[tuple[int, int], Any] = {}
+        self.unlisted: set[str] = set()
+        """Roles of those in the model that no table lists: vLLM's own path runs there, uncounted."""
         self.kept_bytes = 0
         """Beside what vLLM alone would keep: originals of weights that it packs, backends' own layouts."""
 
@@ -60,6 +62,8 @@ class Linears:
                 "a weight is not where it was loaded, or is another model's", "no sleep mode; one model in a process"
             )
         rows = x.numel() // x.shape[-1]
+        if rows == 0:
+            return x.new_empty((*x.shape[:-1], weight.shape[0]))
         key = self._paths.variant, min(rows, layer.largest + 1), bias is None
         path = layer.paths.get(key)
         if path is None:
@@ -118,11 +122,16 @@ class Linears:
         self._packed.clear()
 
 
+def role_of(name: str) -> str:
+    """Of a module, where no table has a word for it."""
+    return name.rpartition(".")[2].removesuffix("_proj")
+
+
 def _stock_row(linear: Linear, key: Key, reason: str | None) -> PluginPath:
     variant, m, _ = key
     rows = m if m <= linear.largest else None
     return PluginPath(
-        op="linear", layer=linear.name, role=linear.name.rpartition(".")[2].removesuffix("_proj"), variant=variant,
-        m=rows, shape=f"{rows or 'm'}x{linear.n}x{linear.k}", backend=STOCK, contest_legal=not linear.packed_by_vllm,
+        op="linear", layer=linear.name, role=role_of(linear.name), variant=variant, m=rows,
+        shape=f"{rows or 'm'}x{linear.n}x{linear.k}", backend=STOCK, contest_legal=not linear.packed_by_vllm,
         read_bytes=None, reason=reason,
     )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from harness.backends.registry import REGISTRIES
 from harness.errors import ConfigError, UnavailableError
 from harness.specs.ab import Op
-from harness.specs.plugin import PluginPath
+from harness.specs.plugin import NOT_LISTED, PluginPath
 from harness.specs.selection import Problem, SelectionEntry, SelectionTable
 from harness.vllm_plugin.settings import CONTEST, Settings
 from harness.vllm_plugin.shared import MAX_PATHS, OFF, active_file, shared_integers
@@ -26,6 +26,8 @@ class Paths:
             self._check_legal()
         self._active = shared_integers(active_file(settings.report) if settings.report else None, 1)
         self._rows: list[PluginPath] = []
+        self.ops: set[Op] = set()
+        """That some layer has taken on."""
         self._backends: dict[tuple[Any, ...], Any] = {}
 
     def _check_legal(self) -> None:
@@ -58,7 +60,7 @@ class Paths:
             return None
         entry = self.tables[variant].find(op, problem)
         if entry is None:
-            return "the table does not list this problem"
+            return NOT_LISTED
         support = REGISTRIES[op].get(entry.backend).supports(problem, self._executor.device)
         return (entry, self._backend(entry)) if support.ok else f"{entry.backend}: {support.why} ({support.mend})"
 
@@ -73,11 +75,8 @@ class Paths:
         if len(self._rows) == MAX_PATHS:
             raise UnavailableError(f"more than {MAX_PATHS} paths", "name fewer tables in HARNESS_SELECTION")
         self._rows.append(row)
+        self.ops.add(row.op)
         return len(self._rows) - 1
-
-    def ops(self) -> set[Op]:
-        """That have a path."""
-        return {row.op for row in self._rows}
 
     def retire(self, place: int, reason: str) -> None:
         """Nothing will come this way."""

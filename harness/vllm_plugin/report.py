@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from harness.specs.engine import OpChoice, layer_ranges
-from harness.specs.plugin import STOCK, PluginPath, PluginReport
+from harness.specs.plugin import NOT_LISTED, STOCK, PluginPath, PluginReport
 from harness.vllm_plugin.shared import OFF
 
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
@@ -38,10 +38,22 @@ def of_variant(reports: Sequence[PluginReport], variant: int) -> list[PluginRepo
 
 def counted_steps(reports: Sequence[PluginReport]) -> int:
     """Decode steps that every layer of one variant counted on what the variant is: the table's backend where it lists
-    one row, or vLLM's own path where it was switched to that. The fewest of all layers and processes; a prompt's last
-    row counts as one more, in the head."""
+    one row, or vLLM's own path where it was switched to that; none where a listed row fell back. The fewest of all
+    layers and processes; a prompt's last row counts as one more, in the head."""
+    if fallen_back(reports):
+        return 0
     asked = [path for report in reports for path in report.paths if path.m == 1 and path.reason is None]
     return min((path.num_calls for path in asked), default=0)
+
+
+def fallen_back(reports: Sequence[PluginReport]) -> dict[str, str]:
+    """Why vLLM's own path ran decode steps of what the table lists, by role: there nothing was compared."""
+    return {
+        path.role: path.reason
+        for report in reports
+        for path in report.paths
+        if path.m == 1 and path.backend == STOCK and path.num_calls and path.reason and path.reason != NOT_LISTED
+    }
 
 
 def op_choices(reports: Sequence[PluginReport]) -> tuple[OpChoice, ...]:

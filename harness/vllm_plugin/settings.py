@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,8 @@ from harness.specs.selection import SelectionTable
 
 SELECTION, FORCE = "HARNESS_SELECTION", "HARNESS_SELECTION_FORCE"
 CONTEST, REPORT = "HARNESS_CONTEST", "HARNESS_PLUGIN_REPORT"
+CLAIMED = "HARNESS_PLUGIN_CLAIMED"
+"""Set by the plugin itself for the processes that this one starts: the folder that is theirs."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,16 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings | Non
     return Settings(
         tuple(named), _switch(environment, FORCE), _switch(environment, CONTEST), Path(report) if report else None
     )
+
+
+def claim(folder: Path, environment: MutableMapping[str, str] = os.environ) -> None:
+    """In vLLM's first process; those that it starts find it done. ConfigError for a folder that an earlier run has left
+    its counters in, which would be added up with ours, and its switch, which we would start at."""
+    if environment.get(CLAIMED) == str(folder):
+        return
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} has what an earlier run counted", f"let {REPORT} name a new folder, or empty it")
+    environment[CLAIMED] = str(folder)
 
 
 def _switch(environment: Mapping[str, str], name: str) -> bool:

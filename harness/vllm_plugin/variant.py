@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, MeasurementError
 from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginReport
 from harness.vllm_plugin.audit import unchanged
-from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
+from harness.vllm_plugin.report import counted_since, counted_steps, fallen_back, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import read_reports, switch
 
 GRAPHS_KEEP = "captured graphs keep the selection that was active when they were captured"
@@ -58,8 +58,15 @@ class Variant:
         self._parameters = {"selection_parameters": unchanged(workers)}
 
     def completed(self, report: EngineReport) -> EngineReport:
-        """With what ran; as it is where no layer is ours."""
+        """With what ran; as it is where no selection is. MeasurementError in a comparison where vLLM's own path ran
+        what the table lists: it would be vLLM beside itself."""
         reports = self.reports()
+        fallen = {} if self._place is None else fallen_back(reports)
+        if fallen:
+            why = "; ".join(f"{role}: {reason}" for role, reason in sorted(fallen.items()))
+            raise MeasurementError(
+                f"vLLM's own path ran what the selection lists of {why}", "take these out of the table, or mend them"
+            )
         if not reports:
             return report
         notes = dict.fromkeys(note for found in reports for note in found.notes)

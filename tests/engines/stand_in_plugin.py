@@ -22,7 +22,9 @@ class Plugin:
         self._active = shared_integers(active_file(folder), 1)
         self._counts, self._deaf = new_counters(folder, pid), deaf
         self._paths = [_path(place, layer, lists) for place in range(OFF, len(tables)) for layer in range(LAYERS)]
-        write_report(folder, PluginReport(pid=pid, tables=tuple(tables), kept_bytes=0, paths=tuple(self._paths)))
+        write_report(
+            folder, PluginReport(pid=pid, tables=tuple(tables), kept_bytes=0, paths=tuple(self._paths), ops=("linear",))
+        )
         self.decode(WARM_UP)
 
     def decode(self, num_tokens: int) -> None:

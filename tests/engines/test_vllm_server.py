@@ -24,7 +24,9 @@ INFO = {
     "vllm_config": {
         "model_config": {"dtype": "torch.bfloat16", "max_model_len": 100},
         "scheduler_config": {"enable_chunked_prefill": True},
-        "compilation_config": {"mode": 3, "backend": "inductor"},
+        "compilation_config": {"mode": 3, "backend": "inductor", "cudagraph_mode": [2, 1]},
+        "attention_config": {"backend": "vllm.v1.attention.backends.flash_attn.FlashAttentionBackend"},
+        "cache_config": {"gpu_memory_utilization": 0.8},
     }
 }
 
@@ -72,8 +74,12 @@ def test_a_run_against_a_server_of_ours(tmp_path: Path) -> None:
     resolved = record.engine.resolved
     assert str(resolved["id"]).startswith("harness-")
     assert {key: resolved[key] for key in ("dtype", "enable_chunked_prefill", "compilation_mode", "seed")} == {
-        "dtype": "bfloat16", "enable_chunked_prefill": True, "compilation_mode": 3, "seed": None,
+        "dtype": "bfloat16", "enable_chunked_prefill": True, "compilation_mode": "VLLM_COMPILE",
+        "seed": None,
     }  # fmt: skip
+    assert (resolved["compilation_backend"], resolved["cudagraph_mode"]) == ("inductor", "FULL_AND_PIECEWISE")
+    assert str(resolved["attention_backend"]).endswith("FlashAttentionBackend")
+    assert resolved["gpu_memory_utilization"] == 0.8
     words = told(tmp_path, "command")
     assert "--enforce-eager" in words and "--no-enable-prefix-caching" in words and "--skip-tokenizer-init" in words
     assert words[words.index("--kv-events-config") + 1] == '{"a": 1}'
@@ -85,10 +91,12 @@ def test_our_variables_yield_to_the_shells_and_these_to_the_files(
 ) -> None:
     monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    monkeypatch.setenv("VLLM_API_KEY", "x")  # nobody would send it
     bench(tmp_path, environment={"VLLM_CPU_KVCACHE_SPACE": "3"})
     variables = told(tmp_path, "variables")
     assert variables["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "1" and variables["VLLM_CPU_KVCACHE_SPACE"] == "3"
     assert variables["VLLM_NO_USAGE_STATS"] == "1" and variables["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "VLLM_API_KEY" not in variables
 
 
 def test_one_that_does_not_start_says_why(tmp_path: Path) -> None:

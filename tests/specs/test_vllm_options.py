@@ -66,6 +66,10 @@ def test_graph_modes(graph: Any, arguments: dict[str, Any]) -> None:
             "HARNESS_SELECTION is the harness's own",
         ),
         ({"selection": "t.yaml", "extra_args": {"worker_extension_cls": "x"}}, "the harness's own"),
+        ({"extra_args": {"port": 8000}}, "set url and served_model of the kind openai"),
+        ({"extra_args": {"served_model_name": "x"}}, "set url and served_model"),
+        ({"extra_args": {"api_key": "x"}}, "set api_key_env"),
+        ({"extra_args": {"hf_token": "x"}}, "hf_token may be a secret"),
         ({"graph": "full", "extra_args": {"compilation_config": {}}}, "give one of them"),
         ({"graph": "FULL"}, "full"),
         ({"environment": {"HF_TOKEN": "x"}}, "may be a secret"),
@@ -80,6 +84,10 @@ def test_graph_modes(graph: Any, arguments: dict[str, Any]) -> None:
 def test_refusals(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
         VllmEngine.model_validate({"kind": "vllm", **fields})
+
+
+def test_tokens_are_no_secrets() -> None:
+    VllmOptions(extra_args={"enable_prompt_tokens_details": True, "max_num_partial_prefills": 2, "tokenizer": "x"})
 
 
 def test_a_refusal_names_the_line(tmp_path: Path) -> None:

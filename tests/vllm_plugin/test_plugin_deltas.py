@@ -169,3 +169,13 @@ def test_an_input_of_another_type_is_refused() -> None:
     step = tokens(1)
     with pytest.raises(UnavailableError, match=r"linear_attn got torch.float64"):
         run(session, layer(session), replace(step, qkv=step.qkv.double()))
+
+
+def test_a_table_of_the_rule_alone_is_taken_before_a_request_comes(tmp_path: Path) -> None:
+    """vLLM calls its layers with the first one."""
+    session = opened(table("torch-recurrent"), report=tmp_path)
+    (found,) = read_reports(tmp_path)
+    assert found.ops == ("linear-attention",) and not found.paths and found.notes
+    layer(session)
+    (found,) = read_reports(tmp_path)
+    assert not found.notes

@@ -223,3 +223,30 @@ def test_a_head_takes_over_from_the_embedding_that_it_shares_its_weight_with() -
     assert rows["model.embed_tokens"] == (0, SHARED) and rows["lm_head"] == (5, None)
     assert counted_steps([session.report()]) == 5
     assert session.linears.kept_bytes == 0, "of the first layer with this weight, once"
+
+
+def test_no_rows_are_no_call() -> None:
+    session = opened(table(("cpu-gemv", 1)))
+    linear = layer(session, padding=8)
+    assert session.linears.product(torch.randn(0, 3, K), linear.weight, None).shape == (0, 3, N + 8)
+    assert counted(session) == {}
+
+
+def test_products_that_no_table_lists_are_named() -> None:
+    session = opened(table(("cpu-gemv", 1)))
+    layer(session)
+    assert session.report().notes == ()
+    session.linears.unlisted |= {"gate_up", "down"}
+    assert session.report().notes == (
+        "no shape in the selection fits down, gate_up: vLLM's own path runs there, uncounted",
+    )
+
+
+def test_a_session_is_of_one_model() -> None:
+    class Model: ...
+
+    settings, first, second = Settings((Path("t.yaml"),)), Model(), Model()
+    tables = (table(("torch", 1)),)
+    session = Session(settings, tables, Machine(Executor(CPU), OpCounts(None)), model=first)
+    assert session.is_of(settings, first) and not session.is_of(settings, second)
+    assert not session.is_of(replace(settings, contest=True), first)

@@ -226,3 +226,18 @@ def test_a_contest_takes_no_table_of_the_delta_rule(tmp_path: Path) -> None:
             continue
         with pytest.raises(ConfigError, match="lists the delta rule"):
             settings.check(settings.load(), DEVICE, "BF16")
+
+
+def test_an_earlier_runs_folder_is_refused(tmp_path: Path, table: Path, vllm_names: SimpleNamespace) -> None:
+    """Its switch and its counts would be ours. vLLM's other processes come to a folder that ours have begun."""
+    folder = tmp_path / "report"
+    vllm_names.environment("HARNESS_SELECTION", str(table))
+    vllm_names.environment("HARNESS_PLUGIN_REPORT", str(folder))
+    vllm_names.environment("HARNESS_PLUGIN_CLAIMED", "another")  # and is put back behind this test
+    harness.vllm_plugin.register()
+    folder.mkdir()
+    (folder / "7.json").write_text("{}")
+    harness.vllm_plugin.register()
+    vllm_names.environment("HARNESS_PLUGIN_CLAIMED", "another")
+    with pytest.raises(ConfigError, match="has what an earlier run counted"):
+        harness.vllm_plugin.register()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import ConfigError
+from harness.errors import ConfigError, MeasurementError
+from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginPath, PluginReport
 from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
 from harness.vllm_plugin.shared import (
@@ -21,6 +22,7 @@ from harness.vllm_plugin.shared import (
     switch,
     write_report,
 )
+from harness.vllm_plugin.variant import Variant
 
 
 def path(layer: str, m: int | None, backend: str = "cpu-gemv", **changes: object) -> PluginPath:
@@ -121,6 +123,22 @@ def test_a_variants_steps_are_those_of_its_slowest_layer() -> None:
     assert counted_steps(of_variant(reports, -1)) == 5
     assert counted_steps(of_variant(reports, 1)) == 0
     assert summary(of_variant(reports, -1))["selection"] == "off"
+
+
+def test_a_listed_row_that_fell_back_is_no_step(tmp_path: Path) -> None:
+    """And a comparison of it is none: the other layers' counts would hide it."""
+    ran, fallen = path("a", 1, num_calls=9), path("b", 1, "vllm", num_calls=9, reason="gpu-gemv: it is a GPU kernel")
+    elsewhere = path("b", 1, "vllm", num_calls=9, reason="the table does not list this problem")
+    assert counted_steps([report(ran, elsewhere)]) == 9
+    assert counted_steps([report(ran, fallen)]) == 0
+    plain = EngineReport(kind="vllm", dtype="BF16")
+    new_counters(tmp_path, 7)
+    write_report(tmp_path, report(ran, fallen))
+    compared, alone = Variant(tmp_path, place=0), Variant(tmp_path)
+    shared_integers(tmp_path / "7.counts", MAX_PATHS)[1] = 9
+    with pytest.raises(MeasurementError, match="own path ran what the selection lists of qkv: gpu-gemv: it is a GPU"):
+        compared.completed(plain)
+    assert [row.fallback_reason for row in alone.completed(plain).ops] == ["gpu-gemv: it is a GPU kernel"]
 
 
 def test_what_ran_before_a_server_was_ready_is_nobodys() -> None:

@@ -16,10 +16,19 @@ from harness.kernel_build import kernel_source
 from harness.resources import kernels_dir
 
 TARGETS = ("sm_80", "sm_90", "gfx906", "gfx90a")
-# The kernels that read weights, caches or the probe's buffer. gemv_ragged reads x by elements.
-READERS = {"read_probe": "read_packs", "gemv": "gemv_rows", "decode_attention": "attend_split", "gated_delta_rule": ""}
+# The kernels that read weights, caches, states or the probe's buffer. gemv_ragged reads x by elements.
+READERS = {
+    "read_probe": "read_packs", "gemv": "gemv_rows", "decode_attention": "attend_split",
+    "gated_delta_rule": "update_state",
+}  # fmt: skip
+STREAMERS = {"gemv", "decode_attention"}
+"""What they read once goes by streaming loads, and nothing else does: those are the weight's and the cache's."""
+STATE_PACKS = 8
+"""Of a state's columns, that a lane loads."""
 WIDE = {"cuda": r"ld\.global[.\w:]*\.v4", "hip": r"(?:global|flat|buffer)_load_dwordx4"}
-ANY = {"cuda": r"ld\.global", "hip": r"(?:global|flat|buffer)_load_"}
+ANY = {"cuda": r"ld\.(?:volatile\.)?global", "hip": r"(?:global|flat|buffer)_load_"}
+STREAMING = {"cuda": r"ld\.global\.cs\.", "hip": r"(?:global|flat|buffer)_load_\w+ [^\n]*\bslc"}
+WIDE_STREAMING = {"cuda": r"ld\.global\.cs\.v4", "hip": r"(?:global|flat|buffer)_load_dwordx4 [^\n]*\bslc"}
 SPILL = {"cuda": r"(\d+) bytes spill", "hip": r"\.(?:vgpr_spill_count|private_segment_fixed_size): *(\d+)"}
 KERNEL_BODY = {"cuda": r"\.entry (\w+)\((.*?)\n}", "hip": r"\n(_Z\w+):(.*?)\n\.Lfunc_end"}
 
@@ -74,15 +83,28 @@ def loads(text: str, platform: str, kernel: str) -> dict[str, Counter]:
     found = {}
     for name, body in re.findall(KERNEL_BODY[platform], text, re.DOTALL):
         if kernel in name:
-            wide = len(re.findall(WIDE[platform], body))
-            found[name] = Counter(wide=wide, narrow=len(re.findall(ANY[platform], body)) - wide)
+            wide, streams = (len(re.findall(of[platform], body)) for of in (WIDE, WIDE_STREAMING))
+            found[name] = Counter(
+                wide=wide, narrow=len(re.findall(ANY[platform], body)) - wide,
+                streams=streams, narrow_streams=len(re.findall(STREAMING[platform], body)) - streams,
+            )  # fmt: skip
     assert found, f"no kernel is called {kernel}"
     return found
 
 
-def narrow_readers(text: str, platform: str, kernel: str) -> list[str]:
-    """Instances whose loads are not mostly of 128 bits: biases, tables and the like are few."""
-    return [name for name, count in loads(text, platform, kernel).items() if count["wide"] <= count["narrow"]]
+def is_wide(op: str, count: Counter) -> bool:
+    """Whether all that counts is loaded by 128 bits a lane. Where that has no mark of its own, most loads are to be
+    wide: biases, tables and the like are few."""
+    if op in STREAMERS:
+        return count["streams"] > 0 == count["narrow_streams"]
+    if op == "gated_delta_rule":
+        return count["wide"] >= STATE_PACKS
+    return count["wide"] > count["narrow"]
+
+
+def narrow_readers(text: str, platform: str, op: str) -> list[str]:
+    """Instances of an op's reader that are not."""
+    return [name for name, count in loads(text, platform, READERS[op]).items() if not is_wide(op, count)]
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -90,8 +112,7 @@ def narrow_readers(text: str, platform: str, kernel: str) -> list[str]:
 def test_values_stay_in_registers_and_loads_are_wide(compiled, op, target):
     text, platform = compiled(op, target), platform_of(target)
     assert not any(spilled(text, platform))
-    if READERS[op]:
-        assert narrow_readers(text, platform, READERS[op]) == []
+    assert narrow_readers(text, platform, op) == []
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])
@@ -104,7 +125,22 @@ def test_a_reader_by_words_is_found(tmp_path, target):
     assert count == 4, "two loads on each platform"
     header.write_text(planted)
     text = assembly(tmp_path / "kernels/read_probe/gpu.cu", target, tmp_path)
-    assert len(narrow_readers(text, platform_of(target), "read_packs")) == 16
+    assert len(narrow_readers(text, platform_of(target), "read_probe")) == 16
+
+
+@pytest.mark.parametrize("op", sorted(STREAMERS))
+@pytest.mark.parametrize("target", ["sm_90", "gfx906"])
+def test_a_streaming_load_by_words_is_found(tmp_path, target, op):
+    """The rows of x are still loaded by 128 bits: they must not hide it."""
+    shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    header = tmp_path / "kernels/portable_device.h"
+    by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
+    loader = re.compile(r"(DEVICE Pack load_pack_streaming\(const void\* from\) \{).*?;\s*\}", re.DOTALL)
+    planted, count = loader.subn(rf"\1 {by_words}", header.read_text())
+    assert count == 2, "a load on each platform"
+    header.write_text(planted)
+    text, platform = assembly(tmp_path / f"kernels/{op}/gpu.cu", target, tmp_path), platform_of(target)
+    assert len(narrow_readers(text, platform, op)) == len(loads(text, platform, READERS[op]))
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])

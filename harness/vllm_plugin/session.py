@@ -71,8 +71,8 @@ class Session:
         )  # fmt: skip
 
     def _ops(self) -> tuple[Op, ...]:
-        """A delta rule's layers are first called by a request."""
-        later = {"linear-attention"} if self._executor.device.kind == "cpu" else set()
+        """On a CPU attention's and the delta rule's layers may first be called by a request."""
+        later = {"attention", "linear-attention"} if self._executor.device.kind == "cpu" else set()
         listed = {entry.op for table in self.paths.tables for entry in table.entries}
         return tuple(sorted(self.paths.ops | (listed & later)))
 

@@ -77,7 +77,7 @@ def test_a_run_with_its_trace(tmp_path: Path) -> None:
 
 def test_an_engine_that_takes_none_says_so(tmp_path: Path) -> None:
     scripted = config("qwen3-0.6b", engine={"kind": "scripted"})
-    with pytest.raises(UnavailableError, match="takes no trace"):
+    with pytest.raises(ConfigError, match="takes no trace"):
         run_bench(scripted, tmp_path, lambda line: None)
 
 

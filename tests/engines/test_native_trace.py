@@ -10,7 +10,7 @@ from native_engines import opened, tiny_config
 
 from harness.bench import run_bench
 from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
-from harness.errors import ConfigError, UnavailableError
+from harness.errors import ConfigError
 from harness.profile import profile_trace
 from harness.records import load_events
 from harness.specs.event import TraceEvent

@@ -21,7 +21,7 @@ DELTA = {
     "num_key_heads": 1, "num_value_heads": 2, "key_head_dim": 32, "value_head_dim": 32, "conv_kernel": 4,
     "dtype": "BF16",
 }  # fmt: skip
-GEMV = {"block_n": 16, "block_k": 256, "split_k": 1, "num_warps": 4, "cache": ".cg"}
+GEMV = {"block_n": 8, "block_k": 256, "split_k": 1, "num_warps": 1, "cache": ".cg"}
 CHOICES = [
     ("linear", LINEAR, "triton-gemv", GEMV),
     ("linear", LINEAR, "torch", {}),

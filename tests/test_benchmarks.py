@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-OPTIONAL = ("torch", "vllm", "transformers", "llama_cpp")
+OPTIONAL = ("torch", "vllm", "transformers", "llama_cpp", "gguf")
 SCRIPTS = sorted(map(str, Path(__file__).parents[1].joinpath("benchmarks").rglob("*.py")))
 
 

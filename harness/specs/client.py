@@ -5,9 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue, field_validator
 
 from harness.specs.base import Frozen, Magnitude
+from harness.specs.environment import is_secret_field
 
-SECRET_FIELDS = ("API_KEY", "APIKEY", "AUTHORIZATION", "SECRET", "PASSWORD", "CREDENTIAL", "ACCESS_TOKEN")
-"""In the names of a body's fields; `max_tokens` and its like are none."""
 Limit = Annotated[Magnitude, Field(le=1e6)]
 """Seconds; a socket waits no longer than its system counts."""
 
@@ -31,7 +30,7 @@ class ClientOptions(Frozen):
     @classmethod
     def _holds_no_secret(cls, body: dict[str, JsonValue]) -> dict[str, JsonValue]:
         """A run's configuration is kept in its record."""
-        secret = [name for name in body if any(word in name.upper() for word in SECRET_FIELDS)]
+        secret = [name for name in body if is_secret_field(name)]
         if secret:
             raise ValueError(f"{secret[0]} may be a secret, and the record keeps this file: name its variable")
         return body

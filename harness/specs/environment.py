@@ -8,6 +8,11 @@ SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 """In the names of variables whose values are written nowhere."""
 
 
+def is_secret_field(name: str) -> bool:
+    """Of a request's body or of an engine's arguments, which have `max_tokens` and its like: by the last word."""
+    return name.upper().replace("-", "_").rpartition("_")[2] in (*SECRET_WORDS, "APIKEY", "AUTHORIZATION")
+
+
 class PackageVersion(Frozen):
     """A package as it is installed, not as it is claimed."""
 

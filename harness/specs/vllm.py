@@ -6,7 +6,7 @@ from pydantic import Field, JsonValue, NonNegativeInt, field_validator, model_va
 
 from harness.specs.base import Count, Frozen, Magnitude, Number
 from harness.specs.client import ClientOptions
-from harness.specs.environment import SECRET_WORDS
+from harness.specs.environment import SECRET_WORDS, is_secret_field
 from harness.specs.tensor import CONFIG_DTYPES
 
 GraphMode = Literal["eager", "compiled", "piecewise", "full", "full-decode-only", "full-and-piecewise"]
@@ -84,7 +84,7 @@ class VllmOptions(Frozen):
     @classmethod
     def _left_to_us(cls, extra_args: dict[str, JsonValue]) -> dict[str, JsonValue]:
         for name in extra_args:
-            if name not in _TYPED and name.upper().rpartition("_")[2] in SECRET_WORDS:
+            if name not in _TYPED and is_secret_field(name):
                 raise ValueError(
                     f"{name} may be a secret, and the record keeps this file: set its variable in the shell"
                 )

@@ -115,16 +115,22 @@ def test_values_stay_in_registers_and_loads_are_wide(compiled, op, target):
     assert narrow_readers(text, platform, op) == []
 
 
+def kernels_by_words(folder: Path, loader: str, num_loaders: int) -> Path:
+    """Our kernels, but that the loaders of this name load a pack word by word."""
+    copy = shutil.copytree(kernels_dir(), folder / "kernels")
+    header = copy / "portable_device.h"
+    by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
+    found = re.compile(rf"(DEVICE Pack {loader}\(const void\* from\) \{{).*?;\s*\}}", re.DOTALL)
+    planted, count = found.subn(rf"\1 {by_words}", header.read_text())
+    assert count == num_loaders
+    header.write_text(planted)
+    return copy
+
+
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])
 def test_a_reader_by_words_is_found(tmp_path, target):
-    shutil.copytree(kernels_dir(), tmp_path / "kernels")
-    header = tmp_path / "kernels/portable_device.h"
-    by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
-    loader = re.compile(r"(DEVICE Pack load_pack\w*\(const void\* from\) \{).*?;\s*\}", re.DOTALL)
-    planted, count = loader.subn(rf"\1 {by_words}", header.read_text())
-    assert count == 4, "two loads on each platform"
-    header.write_text(planted)
-    text = assembly(tmp_path / "kernels/read_probe/gpu.cu", target, tmp_path)
+    kernels = kernels_by_words(tmp_path, r"load_pack\w*", 4)  # two on each platform
+    text = assembly(kernels / "read_probe/gpu.cu", target, tmp_path)
     assert len(narrow_readers(text, platform_of(target), "read_probe")) == 16
 
 
@@ -132,14 +138,8 @@ def test_a_reader_by_words_is_found(tmp_path, target):
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])
 def test_a_streaming_load_by_words_is_found(tmp_path, target, op):
     """The rows of x are still loaded by 128 bits: they must not hide it."""
-    shutil.copytree(kernels_dir(), tmp_path / "kernels")
-    header = tmp_path / "kernels/portable_device.h"
-    by_words = "const volatile uint32_t* w = (const volatile uint32_t*)from; return {{w[0], w[1], w[2], w[3]}}; }"
-    loader = re.compile(r"(DEVICE Pack load_pack_streaming\(const void\* from\) \{).*?;\s*\}", re.DOTALL)
-    planted, count = loader.subn(rf"\1 {by_words}", header.read_text())
-    assert count == 2, "a load on each platform"
-    header.write_text(planted)
-    text, platform = assembly(tmp_path / f"kernels/{op}/gpu.cu", target, tmp_path), platform_of(target)
+    kernels = kernels_by_words(tmp_path, "load_pack_streaming", 2)
+    text, platform = assembly(kernels / op / "gpu.cu", target, tmp_path), platform_of(target)
     assert len(narrow_readers(text, platform, op)) == len(loads(text, platform, READERS[op]))
 
 

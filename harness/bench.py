@@ -98,11 +98,14 @@ def check_can_trace(config: RunConfig) -> None:
     engine = config.engine
     if config.profile is None:
         return
-    num_steps, num_tokens = config.profile.decode_steps, config.workload.output_tokens
-    if num_steps >= num_tokens:
+    profile, num_tokens = config.profile, config.workload.output_tokens
+    # A step more than asked for is marked, since from mark to mark they are whole.
+    last = profile.decode_steps if profile.first_step is None else profile.first_step + profile.decode_steps + 1
+    if last >= num_tokens:
+        begin = "" if profile.first_step is None else f" behind {profile.first_step} others"
         raise ConfigError(
-            f"profile.decode_steps is {num_steps}: an answer of {num_tokens} tokens has fewer",
-            "lower profile.decode_steps, or raise workload.output_tokens",
+            f"profile.decode_steps is {profile.decode_steps}{begin}: an answer of {num_tokens} tokens has fewer",
+            "lower profile.decode_steps or profile.first_step, or raise workload.output_tokens",
         )
     if isinstance(engine, NativeEngine):
         return
@@ -202,7 +205,7 @@ def _request_repeatedly(run: Run, engine: Engine, probe: Probe | None, model: Re
         run.folder.append(EvidenceEvent(evidence=engine.explain(requests[-1], EXPLAIN_STEPS)))
     if config.profile is not None:
         run.say("traces of a prompt's chunk and of decode steps")
-        engine.trace(requests[-1], config.profile.decode_steps, run.folder.path)
+        engine.trace(requests[-1], config.profile.decode_steps, run.folder.path, config.profile.first_step)
 
 
 def check_any_finished(events: Iterable[Event]) -> None:

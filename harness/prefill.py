@@ -35,18 +35,18 @@ def chunk_bounds(num_tokens: int, chunk: int | None) -> list[tuple[int, int]]:
 
 def prompt_chunks(spec: ModelSpec, traffic: DecodeTraffic, num_tokens: int, chunk: int | None) -> list[PromptChunk]:
     """FLOP and bytes of each chunk of a prompt."""
+    bounds = chunk_bounds(num_tokens, chunk)
+    return [prompt_chunk(spec, traffic, begin, end, num_tokens) for begin, end in bounds]
+
+
+def prompt_chunk(spec: ModelSpec, traffic: DecodeTraffic, begin: int, end: int, num_tokens: int) -> PromptChunk:
+    """FLOP and bytes of positions begin <= i < end of a prompt of num_tokens; its last alone goes through the head."""
+    flop = chunk_flop(spec, begin, end)
     head = prompt_flop(spec, num_tokens).linear - chunk_flop(spec, 0, num_tokens).linear
-    chunks = []
-    for begin, end in chunk_bounds(num_tokens, chunk):
-        flop = chunk_flop(spec, begin, end)
-        chunks.append(
-            PromptChunk(
-                begin=begin, end=end, linear_flop=flop.linear + (head if end == num_tokens else 0),
-                attention_flop=flop.attention, state_flop=flop.state,
-                weight_bytes=traffic.step_weight_bytes(end - begin),
-            )
-        )  # fmt: skip
-    return chunks
+    return PromptChunk(
+        begin=begin, end=end, linear_flop=flop.linear + (head if end == num_tokens else 0),
+        attention_flop=flop.attention, state_flop=flop.state, weight_bytes=traffic.step_weight_bytes(end - begin),
+    )  # fmt: skip
 
 
 def chunk_floor(chunk: PromptChunk, roof: float, peak: float) -> Floor:

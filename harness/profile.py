@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.bench import run_facts
 from harness.errors import ConfigError
+from harness.prefill import prompt_chunk
 from harness.records import load_bench, load_events
 from harness.repeats import finished_repeats
 from harness.report.runs import complete_run
@@ -12,10 +13,11 @@ from harness.specs.analysis import Analysis
 from harness.specs.event import TraceEvent
 from harness.specs.profile import TraceProfile
 from harness.specs.record import RunRecord
-from harness.specs.trace import Trace
+from harness.specs.trace import PREFILL_MARK, Trace
 from harness.timeline.analysis import explain
 from harness.timeline.classes import classifier
-from harness.timeline.floors import StepWork, evidence, moved_by_class
+from harness.timeline.floors import StepWork, evidence, moved_by_class, moved_by_launch, moved_by_prompt
+from harness.timeline.steps import prompt_part
 from harness.traces.read import read_trace
 from harness.traces.rules import load_rules
 
@@ -40,16 +42,17 @@ def profile_trace(
     of which steps these are. Raises ConfigError for a trace or run that can't be read, and for a trace that is not of
     the run."""
     trace, class_of = read_trace(path), classifier(load_rules())
+    positions = prompt_part(trace)
+    if positions is not None and num_steps is not None:
+        raise ConfigError(f"{path} holds a prompt's {PREFILL_MARK}, and no decode step", "leave out --steps")
     if run is None:
         return Profiled(explain(trace, path.name, class_of, num_steps))
     record = _judged(run)
     _check_device(trace, record, path)
-    work = _step_work(run, record)
+    work = _step_work(run, record) if positions is None else _prompt_work(run, record, positions)
     profile = explain(trace, path.name, class_of, num_steps, work)
-    if profile.status == "incomplete" or profile.wall_s is None or profile.gaps_s is None:
-        return Profiled(
-            _noted(profile, f"it can't complete {record.run_id}, which stays as it is: {_why_not(profile)}")
-        )
+    if (why_not := _why_not(profile)) is not None or profile.wall_s is None or profile.gaps_s is None:
+        return Profiled(_noted(profile, f"it can't complete {record.run_id}, which stays as it is: {why_not}"))
     if profile.num_steps is None or profile.steps_source is None:
         raise ConfigError(
             f"{path}: nothing in it tells how many decode steps it holds, and a run's verdict is per step",
@@ -77,8 +80,13 @@ def _noted(profile: TraceProfile, note: str) -> TraceProfile:
     return profile.model_copy(update={"notes": (*profile.notes, note)})
 
 
-def _why_not(profile: TraceProfile) -> str:
-    return "it is incomplete" if profile.status == "incomplete" else "sums have no timeline, so no gaps"
+def _why_not(profile: TraceProfile) -> str | None:
+    """Why a trace says nothing of a run's decode."""
+    if profile.status == "incomplete":
+        return "it is incomplete"
+    if profile.wall_s is None:
+        return "sums have no timeline, so no gaps"
+    return None if profile.positions is None else "a run's verdict and cause are of its decode"
 
 
 def _judged(folder: Path) -> RunRecord:
@@ -103,6 +111,25 @@ def _step_work(folder: Path, record: RunRecord) -> StepWork:
         roof_bytes_per_s=analysis.roof_read_bytes_per_s,
         peak_flop_per_s=facts.peak_flop_per_s,
         mean_context=sum(contexts) // len(contexts),
+        launches=moved_by_launch(facts.engine.ops, analysis.batch) if facts.engine.kind == "native" else {},
+    )
+
+
+def _prompt_work(folder: Path, record: RunRecord, positions: tuple[int, int]) -> StepWork:
+    """Positions of the prompt of the run's last request, which is the one that a run traces."""
+    facts, (begin, end) = run_facts(record), positions
+    num_tokens = [repeat.send.num_prompt_tokens for repeat in finished_repeats(load_events(folder))][-1]
+    if begin >= end or end > num_tokens:
+        raise ConfigError(
+            f"the trace takes in positions {begin} to {end} of a prompt, {folder.name} has one of {num_tokens} tokens",
+            "name the run that was traced",
+        )
+    chunk = prompt_chunk(facts.model, facts.traffic, begin, end, num_tokens)
+    return StepWork(
+        moved=moved_by_prompt(chunk, facts.traffic),
+        roof_bytes_per_s=record.analysis.roof_read_bytes_per_s if record.analysis else None,
+        peak_flop_per_s=facts.peak_flop_per_s,
+        mean_context=(begin + end) // 2,
     )
 
 

@@ -5,6 +5,7 @@ instrumented pass, later a trace. A busy device proves nothing; so utilization i
 without evidence the cause is `unknown`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.roofline import Wall
@@ -127,6 +128,11 @@ def find_cause(e: Evidence | None, roof_read_bytes_per_s: float | None) -> tuple
     losses = {f"{part.name}-path": part.step_s - moved[part.name] / roof_read_bytes_per_s for part in e.classes}
     losses |= {"outside-kernels": e.outside_kernels_s or 0.0, "communication": e.communication_s or 0.0}
     lost_s = e.step_s - sum(moved.values()) / roof_read_bytes_per_s
+    return largest_loss(losses, lost_s)
+
+
+def largest_loss(losses: Mapping[str, float], lost_s: float) -> tuple[str, str]:
+    """(cause, how much it explains) of what each part loses, in seconds, and all parts together."""
     cause = max(losses, key=lambda name: losses[name])
     if lost_s <= 0 or losses[cause] < MIN_CAUSE_SHARE_FRAC * lost_s:
         return "unknown", "; no single part of the step explains half of the loss"

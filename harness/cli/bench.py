@@ -27,7 +27,10 @@ def bench(
     ] = None,
     profile: Annotated[
         bool,
-        typer.Option("--profile", help="Also trace a prompt's chunk and decode steps (--set profile.decode_steps=8)."),
+        typer.Option(
+            "--profile",
+            help="Also trace a prompt's chunk and decode steps (--set profile.decode_steps=8, profile.first_step=100).",
+        ),
     ] = False,
     set_: SetOption = None,
     runs_dir: RunsDirOption = None,
@@ -60,13 +63,13 @@ def bench(
 def complete_by_trace(folder: Path, record: "RunRecord", format: Format) -> "RunRecord":
     """The run with what its decode's trace says of gaps and cause; the trace's own tables for people."""
     from harness.cli.profile import show_profile
-    from harness.engines.base import DECODE_TRACE
+    from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
     from harness.profile import profile_trace
 
     found = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True)
     if format is Format.table:
         show_profile(found, format)
-        typer.echo("")
+        typer.echo(f"\nthe prompt's: harness profile {folder / PREFILL_TRACE} --run {folder}\n")
     return found.record or record
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from harness.specs.profile import TraceProfile
 
 NAME_WIDTH = 56
+NUM_OTHER = 5
 Rows = list[dict[str, Any]]
 
 
@@ -81,19 +82,26 @@ def profile_lines(found: "Profiled") -> list[tuple[str, str]]:
     if p.status == "incomplete":
         lines = [("status", f"incomplete: {p.reason}"), ("next step", p.next_step)]
         return lines + [("note", note) for note in p.notes]
-    count = f"{p.num_steps} by {p.steps_source}" if p.num_steps else "unknown: figures are per trace"
-    lines = [("cause", f"{p.cause}: {p.why}"), ("next step", p.next_step), ("steps", count)]
+    lines = [("cause", f"{p.cause}: {p.why}"), ("next step", p.next_step), what_it_holds(p)]
     if p.wall_s is not None and p.gaps_s is not None:
         shares = f"busy {ms(p.busy_s)}, gaps {ms(p.gaps_s)} ({percent(p.gaps_s / p.wall_s)}, {p.num_gaps:,.1f} of them)"
         lines.append((f"wall a {p.per}", f"{ms(p.wall_s)}: {shares}"))
     lines.append(("trace", f"{p.format}, {p.device or 'no timeline'}"))
     if p.mean_context is not None:
-        lines.append(("bytes", f"of the run's model at its mean context, {p.mean_context:,}"))
+        at = "at its mean context" if p.positions is None else "for these positions, mean context"
+        lines.append(("bytes", f"of the run's model {at} {p.mean_context:,}"))
     if found.record is not None and found.record.analysis is not None:
         run = found.record.analysis
         lines.append(("run", f"{run.run_id}: {run.verdict}: {run.reason}"))
         lines.append(("run's cause", f"{run.cause}; gaps {ms(run.timeline_gaps_s)} a step"))
     return lines + [("note", note) for note in p.notes]
+
+
+def what_it_holds(p: "TraceProfile") -> tuple[str, str]:
+    """Decode steps, or a part of a prompt."""
+    if p.positions is not None:
+        return "prompt", "positions {} to {}, the last not among them".format(*p.positions)
+    return "steps", f"{p.num_steps} by {p.steps_source}" if p.num_steps else "unknown: figures are per trace"
 
 
 def class_rows(p: "TraceProfile") -> Rows:
@@ -132,27 +140,32 @@ def long_gap_rows(p: "TraceProfile") -> Rows:
 
 
 def kernel_rows(p: "TraceProfile") -> Rows:
-    """The largest kernels, each with the wall of its class."""
+    """The largest kernels, each with its wall and how far its calls are from it."""
     from harness.units import ms, percent
 
     return [
         {
             "kernel": short(row.name, NAME_WIDTH), "class": row.kernel_class, "share": percent(row.time_frac),
             "time": ms(row.time_s), "calls": f"{row.num_calls:,.1f}", "wall": row.bound or "not known",
-            "class of roof": percent(row.class_roof_frac),
+            "of its roof": percent(row.roof_frac), "why": row.why,
         }
         for row in p.kernels
     ]  # fmt: skip
 
 
 def other_rows(p: "TraceProfile") -> Rows:
-    """What a rule in kernel_classes.yaml would make known."""
+    """What a rule in kernel_classes.yaml would make known: the largest by name, the rest by number."""
     from harness.units import ms, percent
 
-    return [
+    rows = [
         {"kernel": short(row.name, NAME_WIDTH), "share": percent(row.time_frac), "time": ms(row.time_s)}
-        for row in p.other_kernels
+        for row in p.other_kernels[:NUM_OTHER]
     ]
+    if rest := p.other_kernels[NUM_OTHER:]:
+        share, time_s = sum(row.time_frac for row in rest), sum(row.time_s for row in rest)
+        more = f"and {len(rest)} more (--format json lists them)"
+        rows.append({"kernel": more, "share": percent(share), "time": ms(time_s)})
+    return rows
 
 
 def what_if_rows(p: "TraceProfile") -> Rows:

@@ -84,9 +84,11 @@ class Engine(Protocol):
     def explain(self, request: Request, num_steps: int) -> Evidence:
         """Where a decode step's time goes, from a separate, instrumented pass; what is not known is null."""
 
-    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
-        """Leaves torch profiler's traces of a prompt's first chunk (PREFILL_TRACE) and of so many decode steps behind
-        the prompt (DECODE_TRACE) in the folder. UnavailableError for an engine that can take none."""
+    def trace(self, request: Request, num_steps: int, folder: Path, first_step: int | None = None) -> None:
+        """Leaves torch profiler's traces of a prompt's first chunk (PREFILL_TRACE) and of so many decode steps
+        (DECODE_TRACE) in the folder. first_step: how many steps come before them; null: they begin in the middle of
+        the answer, where the cache costs what it cost the run on average. UnavailableError for an engine that can take
+        none."""
         raise UnavailableError(
             "this engine takes no trace", "profile the server itself, and read what it leaves: harness profile TRACE"
         )

@@ -64,10 +64,19 @@ class KernelRow(Frozen):
     time_s: NonNegativeFloat
     time_frac: NonNegativeFloat
     """As of a class."""
+    moved_bytes: NonNegativeFloat | None = None
+    """Where its name says which product it is, as our marks on a CPU do, and where it is alone in its class. Null:
+    several kernels of a class share the class's bytes in a way that nothing tells."""
+    flop: NonNegativeFloat | None = None
+    floor_s: NonNegativeFloat | None = None
+    roof_frac: NonNegativeFloat | None = None
+    """floor_s over time_s."""
     bound: Wall | None = None
-    """The wall of its class; null where its class's bytes are not known."""
+    """Its own wall, else that of its class; null where neither is known."""
     class_roof_frac: NonNegativeFloat | None = None
-    """Of its class: which of the model's products a kernel did, its name does not say."""
+    """Of all kernels of its class together."""
+    why: str
+    """How far its calls are from its wall."""
 
 
 class WhatIf(Frozen):
@@ -91,7 +100,10 @@ class TraceProfile(Frozen):
     """Why it is incomplete."""
     device: str | None
     """The one with the most kernel time."""
-    per: Literal["step", "trace"]
+    per: Literal["step", "prompt", "trace"]
+    """prompt: the part of one that `positions` names, taken in once."""
+    positions: tuple[NonNegativeInt, PositiveInt] | None = None
+    """(begin, end) of the prompt's positions that were taken in."""
     num_steps: PositiveInt | None
     steps_source: str | None
     wall_s: PositiveFloat | None
@@ -108,7 +120,7 @@ class TraceProfile(Frozen):
     kernels: tuple[KernelRow, ...] = ()
     """The three with the most time, copies and fills left out."""
     other_kernels: tuple[KernelRow, ...] = ()
-    """The largest that no rule knows."""
+    """All that no rule knows, the one with the most time first."""
     cause: str | None = None
     """In the words of a run's verdict; null where the trace is incomplete."""
     why: str | None = None

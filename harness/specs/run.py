@@ -138,6 +138,8 @@ class Profile(Frozen):
     """A trace of a prompt's first chunk and of a few decode steps, taken behind the repeats: in no figure's time."""
 
     decode_steps: Count = 8
+    first_step: NonNegativeInt | None = None
+    """How many steps of the answer come before them; null: its middle."""
 
 
 class Gate(Frozen):

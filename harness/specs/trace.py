@@ -11,7 +11,15 @@ OWN_LAUNCH = "harness::"
 follow."""
 DECODE_MARK = "decode_step"
 """The mark around each decode step."""
+PREFILL_MARK = "prefill"
+"""Begins the mark around the part of a prompt that is taken in; its positions follow: `prefill 0-512`, the last not
+among them."""
 CallKind = Literal["synchronize", "memcpy", "launch", "other"]
+
+
+def prefill_mark(begin: int, end: int) -> str:
+    """Around the launches that take in these positions of a prompt."""
+    return f"{PREFILL_MARK} {begin}-{end}"
 
 
 class Work(NamedTuple):

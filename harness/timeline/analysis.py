@@ -6,41 +6,31 @@ number of steps is known, else per trace.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.roofline import frac
 from harness.specs.engine import Evidence
 from harness.specs.kernel_classes import KernelClass
-from harness.specs.profile import ClassRow, KernelRow, TraceProfile
+from harness.specs.profile import ClassRow, TraceProfile
 from harness.specs.trace import KernelSum, Trace, Work
 from harness.timeline.classes import ClassOf
 from harness.timeline.complete import lost_launches, why_gaps_are_unknown, why_incomplete
-from harness.timeline.floors import StepWork, evidence
+from harness.timeline.floors import StepWork, evidence, losses_by_floors
 from harness.timeline.gaps import find_gaps, gap_rows, longest, num_gaps, split_by_span
 from harness.timeline.intervals import length
+from harness.timeline.kernels import Total, kernel_rows
 from harness.timeline.steps import Steps, find_steps
 from harness.timeline.what_ifs import what_ifs
 from harness.units import percent
-from harness.verdict import MIN_CAUSE_SHARE_FRAC, NEXT_STEP, find_cause
+from harness.verdict import MIN_CAUSE_SHARE_FRAC, NEXT_STEP, find_cause, largest_loss
 
-NUM_KERNELS, NUM_OTHER = 3, 5
+NUM_KERNELS = 3
 OVERLAP_WORTH_A_NOTE_FRAC = 0.01
 TAKE_AGAIN = (
     "take the trace again with both activities of torch.profiler, CPU and CUDA (which is ROCm, too), or with hipprof;"
     " of a model on the CPU, with the GPU hidden (CUDA_VISIBLE_DEVICES=)"
 )
 WITH_RUN = "harness profile TRACE --run RUN: with a run's bytes and roof a class shows how far it is from its wall"
-
-
-class Total(NamedTuple):
-    """All calls of one kernel in the steps that count."""
-
-    name: str
-    kernel_class: KernelClass
-    num_calls: int
-    time_s: float
-    num_bytes: int | None
-    """Of copies, where each is known."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +68,6 @@ class Scaled:
             roof_frac=frac(floor.floor_s, time_s / self.num_steps) if floor else None,
         )
 
-    def kernel_rows(self, totals: Iterable[Total], classes: Sequence[ClassRow], num: int) -> tuple[KernelRow, ...]:
-        of = {row.kernel_class: row for row in classes}
-        return tuple(
-            KernelRow(
-                name=total.name, kernel_class=total.kernel_class, num_calls=total.num_calls / self.num_steps,
-                time_s=total.time_s / self.num_steps, time_frac=frac(total.time_s, self.whole_s) or 0.0,
-                bound=of[total.kernel_class].bound, class_roof_frac=of[total.kernel_class].roof_frac,
-            )
-            for total in sorted(totals, key=lambda total: -total.time_s)[:num]
-        )  # fmt: skip
-
 
 def explain(
     trace: Trace, name: str, class_of: ClassOf, num_steps: int | None = None, work: StepWork | None = None
@@ -120,7 +99,8 @@ def _of_sums(
         wall_s=None, busy_s=None, gaps_s=None, num_gaps=None, cause="unknown", why="sums alone: no timeline, no gaps",
         next_step="take a trace with a timeline: hipprof's JSON, or torch.profiler's",
         what_ifs=what_ifs(rows, scaled.whole_s / scaled.num_steps, None),
-        **_common(scaled, totals, rows, num_steps, "--steps" if num_steps else None, work), notes=trace.notes,
+        **_common(scaled, totals, rows, Steps((0.0, 0.0), num_steps, "--steps" if num_steps else None)),
+        notes=trace.notes,
     )  # fmt: skip
 
 
@@ -139,7 +119,7 @@ def _of_timeline(
     rows, parts = scaled.class_rows(totals), split_by_span(gaps, trace.calls)
     wall_s, gaps_s = scaled.whole_s / scaled.num_steps, length(gaps) / scaled.num_steps
     found = evidence(rows, scaled.work, scaled.num_steps, wall_s, gaps_s)
-    cause, why = _cause(found, scaled.work)
+    cause, why = _cause(found, scaled.work) if steps.positions is None else _prompts_cause(rows, scaled.work, found)
     return TraceProfile(
         trace=name, format=trace.format, status="complete", reason=None, device=device,
         wall_s=wall_s, busy_s=max(0.0, wall_s - gaps_s), gaps_s=gaps_s, num_gaps=num_gaps(gaps) / scaled.num_steps,
@@ -147,25 +127,23 @@ def _of_timeline(
         longest_gaps=longest(gaps, parts, trace.calls, on_device),
         cause=cause, why=why, next_step=_next_step(cause, scaled.work),
         what_ifs=what_ifs(rows, wall_s, gaps_s),
-        **_common(scaled, totals, rows, steps.num_steps, steps.source, work),
+        **_common(scaled, totals, rows, steps),
         notes=tuple(_notes(trace, steps, others, rows, wall_s - gaps_s)),
     )  # fmt: skip
 
 
-def _common(
-    scaled: Scaled, totals: Sequence[Total], rows: Sequence[ClassRow], num_steps: int | None, source: str | None,
-    work: StepWork | None,
-) -> dict[str, Any]:  # fmt: skip
+def _common(scaled: Scaled, totals: Sequence[Total], rows: Sequence[ClassRow], steps: Steps) -> dict[str, Any]:
     """Fields of formats with a timeline and without."""
-    unknown = [total for total in totals if total.kernel_class == "other"]
+    kernels = kernel_rows(totals, rows, scaled.work, scaled.num_steps, scaled.whole_s)
     return {
-        "per": "step" if num_steps else "trace",
-        "num_steps": num_steps,
-        "steps_source": source,
+        "per": "prompt" if steps.positions else "step" if steps.num_steps else "trace",
+        "positions": steps.positions,
+        "num_steps": steps.num_steps,
+        "steps_source": steps.source,
         "classes": tuple(rows),
-        "kernels": scaled.kernel_rows([t for t in totals if t.kernel_class != "memcpy"], rows, NUM_KERNELS),
-        "other_kernels": scaled.kernel_rows(unknown, rows, NUM_OTHER),
-        "mean_context": work.mean_context if work and scaled.work else None,
+        "kernels": tuple(kernel for kernel in kernels if kernel.kernel_class != "memcpy")[:NUM_KERNELS],
+        "other_kernels": tuple(kernel for kernel in kernels if kernel.kernel_class == "other"),
+        "mean_context": scaled.work.mean_context if scaled.work else None,
     }
 
 
@@ -206,6 +184,15 @@ def _cause(found: Evidence, work: StepWork | None) -> tuple[str, str]:
     if share < MIN_CAUSE_SHARE_FRAC:
         return "unknown", "neither gaps nor communication are half of the time, and no floor of the rest is known"
     return cause, f"{cause} takes {percent(share)} of the time"
+
+
+def _prompts_cause(rows: Sequence[ClassRow], work: StepWork | None, found: Evidence) -> tuple[str, str]:
+    """A prompt's wall is mostly arithmetic, so each part is held against the higher of its two walls."""
+    if work is None or work.roof_bytes_per_s is None or work.peak_flop_per_s is None or found.step_s is None:
+        return _cause(found, None)
+    losses = losses_by_floors(rows, found.outside_kernels_s or 0.0)
+    cause, why = largest_loss(losses, found.step_s - sum(row.floor_s or 0.0 for row in rows))
+    return cause, why.removeprefix("; ").replace("a step", "of the prompt")
 
 
 def _next_step(cause: str, work: StepWork | None) -> str:

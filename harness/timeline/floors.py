@@ -1,13 +1,16 @@
 """What each class of kernels has to move and multiply in a decode step of a run, and its least time. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
 
 from harness.roofline import Floor, compute_floor_s, memory_floor_s
-from harness.specs.engine import Evidence, LaunchClass
+from harness.specs.analysis import PromptChunk
+from harness.specs.engine import Evidence, LaunchClass, OpChoice
 from harness.specs.kernel_classes import KernelClass
 from harness.specs.profile import ClassRow
 from harness.specs.step import DecodeTraffic
+from harness.specs.trace import OWN_LAUNCH
 
 
 @dataclass(frozen=True)
@@ -25,16 +28,21 @@ class Moved:
 
 @dataclass(frozen=True)
 class StepWork:
-    """A run's decode step by classes, and its walls; null where the run does not know them."""
+    """A run's decode step, or a part of its prompt, by classes, and its walls; null where the run knows none."""
 
     moved: dict[KernelClass, Moved]
     roof_bytes_per_s: float | None
     peak_flop_per_s: float | None
     mean_context: int
+    launches: dict[str, Moved] = field(default_factory=dict)
+    """Of kernels whose names say which of the model's products they are."""
 
     def floor(self, kernel_class: KernelClass) -> Floor | None:
         """Both walls of a class; null without a roof, and for a class whose bytes nobody counts."""
-        moved = self.moved.get(kernel_class)
+        return self.floor_of(self.moved.get(kernel_class))
+
+    def floor_of(self, moved: Moved | None) -> Floor | None:
+        """Both walls of what is moved and multiplied; null without a roof, and where nobody counts."""
         if moved is None or self.roof_bytes_per_s is None:
             return None
         peak = self.peak_flop_per_s
@@ -64,6 +72,31 @@ def moved_by_class(traffic: DecodeTraffic, contexts: Sequence[int], batch: int) 
         "kv-write": Moved(0, batch * traffic.kv_bytes_per_context_token),
     }
     return {kernel_class: moved for kernel_class, moved in found.items() if moved.num_bytes}
+
+
+def moved_by_prompt(chunk: PromptChunk, traffic: DecodeTraffic) -> dict[KernelClass, Moved]:
+    """Of a part of a prompt: all weights, the cache of all positions up to its end, and the state once. Who takes it in
+    by several chunks moves more: a floor."""
+    found: dict[KernelClass, Moved] = {
+        "linear": Moved(chunk.weight_bytes, flop=chunk.linear_flop),
+        "attention": Moved(traffic.cache_bytes(chunk.end), flop=chunk.attention_flop),
+        "linear-attention": Moved(traffic.state_read_bytes, traffic.state_write_bytes, chunk.state_flop),
+        "kv-write": Moved(0, (chunk.end - chunk.begin) * traffic.kv_bytes_per_context_token),
+    }
+    return {kernel_class: moved for kernel_class, moved in found.items() if moved.num_bytes}
+
+
+def moved_by_launch(ops: Iterable[OpChoice], batch: int) -> dict[str, Moved]:
+    """Products of a decode step of our engine by the marks that their launches stand under on a CPU: bytes as the
+    backends say, all calls of a role together."""
+    found: dict[str, Moved] = {}
+    for op in ops:
+        if op.op == "linear" and op.phase == "decode" and op.batch == batch and op.read_bytes is not None:
+            name = f"{OWN_LAUNCH}{op.op}::{op.role}"
+            flop = op.num_calls * 2 * prod(int(size) for size in op.shape.split("x"))
+            before = found.get(name, Moved(0))
+            found[name] = Moved(before.read_bytes + op.num_calls * op.read_bytes, flop=before.flop + flop)
+    return found
 
 
 LAUNCH_CLASS: dict[KernelClass, str] = {
@@ -96,3 +129,14 @@ def evidence(rows: Sequence[ClassRow], work: StepWork | None, num_steps: int, wa
         ),
         timeline_gaps_s=gaps_s,
     )  # fmt: skip
+
+
+def losses_by_floors(rows: Sequence[ClassRow], gaps_s: float) -> dict[str, float]:
+    """What each part of a step loses against its own walls, memory's and arithmetic's, in the words of a verdict's
+    cause; a part without a floor loses all of its time."""
+    losses: dict[str, float] = {"outside-kernels": gaps_s}
+    for row in rows:
+        name = LAUNCH_CLASS.get(row.kernel_class, row.kernel_class)
+        cause = name if name == "communication" else f"{name}-path"
+        losses[cause] = losses.get(cause, 0.0) + row.time_s - (row.floor_s or 0.0)
+    return losses

@@ -1,7 +1,8 @@
 """Which part of a trace is decode steps, and how many, from the marks that the traced program left. Pure.
 
 Known marks: `decode_step`, for programs of one's own (torch.profiler.record_function); vLLM's
-`execute_context_0(0)_generation_1(1)`, whose first pair counts prompts; torch's `ProfilerStep#n`.
+`execute_context_0(0)_generation_1(1)`, whose first pair counts prompts; torch's `ProfilerStep#n`. A trace of
+`prefill 0-512` alone, as `bench --profile` takes one, holds these positions of a prompt and no step.
 """
 
 import math
@@ -9,11 +10,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from harness.specs.trace import DECODE_MARK, Mark, Trace, Work
+from harness.specs.trace import DECODE_MARK, PREFILL_MARK, Mark, Trace, Work
 from harness.timeline.intervals import Interval
 
 _VLLM = re.compile(r"execute_context_(\d+)\(\d+\)_generation_\d+\(\d+\)")
 _PROFILER_STEP = re.compile(r"ProfilerStep#\d+")
+_PREFILL = re.compile(rf"{PREFILL_MARK} (\d+)-(\d+)")
 
 
 class Steps(NamedTuple):
@@ -25,6 +27,14 @@ class Steps(NamedTuple):
     """Null: nothing tells."""
     source: str | None
     """What told."""
+    positions: tuple[int, int] | None = None
+    """(begin, end) of a prompt, which the stretch takes in: then it is the one "step"."""
+
+
+def prompt_part(trace: Trace) -> tuple[int, int] | None:
+    """Which positions of a prompt the trace takes in, by its own mark; null for a trace of anything else."""
+    found = [found for mark in trace.marks if (found := _PREFILL.fullmatch(mark.name))]
+    return (int(found[0][1]), int(found[0][2])) if found else None
 
 
 def find_steps(trace: Trace, work: Sequence[Work], num_steps: int | None = None) -> Steps:
@@ -36,6 +46,9 @@ def find_steps(trace: Trace, work: Sequence[Work], num_steps: int | None = None)
     whole = min(w.start_s for w in work), max(w.end_s for w in work)
     if num_steps is not None:
         return Steps(whole, num_steps, "--steps")
+    if (positions := prompt_part(trace)) is not None:
+        begins = _begins(mark for mark in trace.marks if _PREFILL.fullmatch(mark.name))
+        return Steps((max(whole[0], begins[0]), whole[1]), 1, PREFILL_MARK, positions)
     source, marks, after_prompt = _decode_marks(trace.marks)
     here = _begins(mark for mark in marks if mark.on_device == (work[0].kind != "op"))
     if not here:

@@ -210,3 +210,46 @@ def test_two_long_names_stay_two() -> None:
 
     names = {short("x" * 60 + end, NAME_WIDTH) for end in "AB"}
     assert len(names) == 2 and {len(name) for name in names} == {NAME_WIDTH}
+
+
+def test_kernels_of_no_class_beyond_the_largest_are_counted(tmp_path: Path) -> None:
+    events = [kernel(f"mystery_{n}", 100.0 * n, 90.0 - n) for n in range(9)]
+    trace = save(tmp_path / "t.json", torch_trace(events))
+    text = harness("profile", trace).stdout
+    assert "mystery_4" in text and "mystery_5" not in text.partition("kernels of no known class")[2]
+    assert "and 4 more (--format json lists them)" in text
+    assert len(json_of("profile", trace)["other_kernels"]) == 9
+
+
+def prompt(begin: int, end: int) -> list[Event]:
+    """Products of 20 ms and attention of 5."""
+    return [
+        mark(f"prefill {begin}-{end}", 0.0, 25e3), call("cudaLaunchKernel", 0.0, 1.0),
+        kernel("gemm", 0.0, 20e3), kernel("flash_fwd", 20e3, 5e3),
+    ]  # fmt: skip
+
+
+def test_a_prompts_trace_is_explained_and_leaves_the_run_as_it_is(tmp_path: Path) -> None:
+    """Eight positions of qwen3-0.6b: 440 M multiply-adds a position in its layers, 156 M of the head for the last."""
+    folder, before = made(tmp_path)
+    samples = (folder / SAMPLES).read_bytes()
+    trace = save(tmp_path / "t.json", torch_trace(prompt(0, 8)))
+    row = json_of("profile", trace, "--run", folder)
+    linear = row["classes"][0]
+    assert (row["per"], row["positions"], row["mean_context"], row["run"]) == ("prompt", [0, 8], 4, None)
+    assert linear["flop"] == 2 * (8 * 440_401_920 + 155_582_464)
+    assert linear["moved_bytes"] == 1_192_099_840
+    assert "which stays as it is: a run's verdict" in row["notes"][-1]
+    text = harness("profile", trace, "--run", folder).stdout
+    assert "positions 0 to 8, the last not among them" in text and "wall a prompt" in text
+    half = json_of("profile", save(tmp_path / "h.json", torch_trace(prompt(0, 4))), "--run", folder)
+    assert half["classes"][0]["flop"] == 2 * 4 * 440_401_920, "the head comes with the last position"
+    assert (folder / SAMPLES).read_bytes() == samples
+    assert load_bench(folder) == before
+
+
+def test_a_prompts_trace_has_no_steps_and_no_more_positions_than_the_prompt(tmp_path: Path) -> None:
+    folder, _ = made(tmp_path)
+    trace = save(tmp_path / "t.json", torch_trace(prompt(0, 9)))
+    assert "leave out --steps" in harness("profile", trace, "--steps", 2, code=2).stderr
+    assert "one of 8 tokens" in harness("profile", trace, "--run", folder, code=2).stderr

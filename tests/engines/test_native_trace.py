@@ -45,8 +45,30 @@ def test_a_prompts_chunk_has_a_trace_of_its_own(tmp_path: Path) -> None:
         launches = engine._decoder._prompt_steps[4, 0].launches
     profile = profile_trace(tmp_path / PREFILL_TRACE).profile
     names = {kernel.name for kernel in profile.kernels}
-    assert profile.status == "complete" and profile.num_steps is None and names
+    assert (profile.status, profile.per, profile.positions) == ("complete", "prompt", (0, 4)) and names
     assert len([bound for bound in launches if bound.kind == "linear"]) > 0
+
+
+def test_steps_are_traced_from_the_wanted_one_on(tmp_path: Path) -> None:
+    """Behind five of the prompt: in the middle of twelve, or behind two; a step more than asked for is marked."""
+    with opened(tiny_config(tmp_path, "qwen3"), "cpu") as engine:
+        for first_step, context in ((None, 5 + 6), (2, 5 + 2), (0, 5)):
+            engine.trace(REQUEST, STEPS, tmp_path, first_step)
+            assert int(engine._decoder.context[0]) == context + STEPS + 1
+
+
+def test_a_product_of_the_trace_has_its_own_wall(tmp_path: Path) -> None:
+    """As many bytes as the run's record says that its calls read."""
+    folder, record, _ = run_bench(config(tiny_config(tmp_path, "qwen3")), tmp_path, lambda line: None)
+    assert record.engine is not None
+    read = {}
+    for op in record.engine.ops:
+        if op.op == "linear" and op.phase == "decode":
+            read[f"harness::linear::{op.role}"] = (op.read_bytes or 0) * op.num_calls
+    kernels = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True).profile.kernels
+    products = [kernel for kernel in kernels if kernel.kernel_class == "linear"]
+    assert products and {kernel.name: kernel.moved_bytes for kernel in products}.items() <= read.items()
+    assert all(kernel.roof_frac is not None and kernel.why != "what it moves is not known" for kernel in products)
 
 
 def test_a_trace_needs_room_for_its_steps(tmp_path: Path) -> None:
@@ -79,6 +101,12 @@ def test_an_engine_that_takes_none_says_so(tmp_path: Path) -> None:
     scripted = config("qwen3-0.6b", engine={"kind": "scripted"})
     with pytest.raises(ConfigError, match="takes no trace"):
         run_bench(scripted, tmp_path, lambda line: None)
+
+
+def test_steps_beyond_the_answer_are_refused(tmp_path: Path) -> None:
+    late = config("qwen3-0.6b", profile={"decode_steps": STEPS, "first_step": 35})
+    with pytest.raises(ConfigError, match="decode_steps is 4 behind 35 others: an answer of 40 tokens has fewer"):
+        run_bench(late, tmp_path, lambda line: None)
 
 
 def test_a_sweep_takes_none() -> None:

@@ -20,10 +20,15 @@ def test_its_steps_are_whole_and_its_products_are_known(tmp_path: Path) -> None:
         engine._stepped = lambda: steps.append(1) or stepped()
         engine.trace(REQUEST, STEPS, tmp_path)
         assert len(steps) == 1 + 6 + STEPS + 1, "the prompt, then half of the answer before the traced steps"
+        steps.clear()
+        (tmp_path / "early").mkdir()
+        engine.trace(REQUEST, STEPS, tmp_path / "early", first_step=2)
+        assert len(steps) == 1 + 2 + STEPS + 1
         again = list(engine.generate(REQUEST))
     assert sum(len(chunk.token_ids) for chunk in again) == 12  # the traced request is gone
     profile = profile_trace(tmp_path / DECODE_TRACE).profile
     assert (profile.status, profile.num_steps) == ("complete", STEPS)
     calls = {part.kernel_class: part.num_calls for part in profile.classes}
     assert calls["linear"] >= 4 * 2 + 1 and calls["attention"] >= 2  # of two layers, and the head
-    assert profile_trace(tmp_path / PREFILL_TRACE).profile.status == "complete"
+    prompt = profile_trace(tmp_path / PREFILL_TRACE).profile
+    assert (prompt.status, prompt.per, prompt.positions) == ("complete", "prompt", (0, 9))

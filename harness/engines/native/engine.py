@@ -26,7 +26,7 @@ from harness.specs.engine import EngineReport, Evidence, LaunchClass
 from harness.specs.event import KernelReadEvent
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
-from harness.specs.trace import DECODE_MARK
+from harness.specs.trace import DECODE_MARK, prefill_mark
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -188,7 +188,7 @@ class NativeDecoding(Engine):
         spent_s: dict[str, float] = defaultdict(float)
         clock = time.perf_counter
         with self._undisturbed():
-            context = self._go_to_the_middle(prompts, request, num_steps)
+            context = self._go_to(prompts, request, num_steps)
             began = clock()
             for _ in range(num_steps):
                 for bound in launches:
@@ -213,24 +213,27 @@ class NativeDecoding(Engine):
             classes=classes,
         )
 
-    def _go_to_the_middle(self, prompts: tuple[tuple[int, ...], ...], request: Request, num_steps: int) -> int:
-        """Of the answer: what the cache costs a step is then what it cost the run on average. Returns the context."""
+    def _go_to(
+        self, prompts: tuple[tuple[int, ...], ...], request: Request, num_steps: int, step: int | None = None
+    ) -> int:
+        """Before a step of the answer, else its middle: what the cache costs is then what it cost the run on average.
+        Returns the context."""
         self._take_in(prompts, request.skip_prompt)
         room = self._decoder.workspace.max_context - num_steps
-        context = min(len(prompts[0]) + request.max_output_tokens // 2, room)
+        context = min(len(prompts[0]) + (request.max_output_tokens // 2 if step is None else step), room)
         self._decoder.context.fill_(context)
         return context
 
-    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
+    def trace(self, request: Request, num_steps: int, folder: Path, first_step: int | None = None) -> None:
         """A step more than asked for: from mark to mark they are whole."""
         prompts, on_gpu = self._ids(request), self._executor.device.kind != "cpu"
         self._check_fits(len(prompts), len(prompts[0]) + num_steps + 1)
         step, graph = self._decoder.decode_step(len(prompts)), self._decode_launch(len(prompts))
         chunk = [ids[: self._decoder.prefill_chunk] for ids in prompts[:1]]
         with self._undisturbed():
-            with traced(folder / PREFILL_TRACE, on_gpu), record_function("prefill"):
+            with traced(folder / PREFILL_TRACE, on_gpu), record_function(prefill_mark(0, len(chunk[0]))):
                 self._decoder.prefill(chunk, Step.run if on_gpu else run_marked)
-            self._go_to_the_middle(prompts, request, num_steps + 1)
+            self._go_to(prompts, request, num_steps + 1, first_step)
             with traced(folder / DECODE_TRACE, on_gpu):
                 for _ in range(num_steps + 1):
                     with record_function(DECODE_MARK):

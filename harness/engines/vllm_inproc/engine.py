@@ -26,7 +26,7 @@ from harness.specs.event import KernelReadEvent, Usage
 from harness.specs.probe import ProbeReading
 from harness.specs.request import Chunk, Request
 from harness.specs.tensor import CONFIG_DTYPES
-from harness.specs.trace import DECODE_MARK
+from harness.specs.trace import DECODE_MARK, PREFILL_MARK, prefill_mark
 from harness.vllm_plugin import close_session
 from harness.vllm_plugin.audit import HASHES
 from harness.vllm_plugin.variant import Variant
@@ -172,9 +172,8 @@ class VllmDecoding(Engine):
         """Nothing: that needs a trace."""
         return Evidence()
 
-    def trace(self, request: Request, num_steps: int, folder: Path) -> None:
-        """Steps from the middle of the answer on: what the cache costs them is what it cost the run on average. They
-        come whatever the model says. UnavailableError where workers compute: a profiler sees its own process."""
+    def trace(self, request: Request, num_steps: int, folder: Path, first_step: int | None = None) -> None:
+        """Steps come whatever the model says. UnavailableError where workers compute: they are other processes."""
         if self._resolved["executor"] != "uni":
             raise UnavailableError(
                 "vLLM's workers are processes of their own, and are not traced from here",
@@ -182,13 +181,21 @@ class VllmDecoding(Engine):
             )
         on_gpu = self._resolved["device"] != "cpu"
         num_marked = min(num_steps + 1, request.max_output_tokens - 1)
+        num_before = min(
+            request.max_output_tokens // 2 if first_step is None else first_step,
+            request.max_output_tokens - 1 - num_marked,
+        )
+        prompts = request_ids(request, self._tokenizer, self._model.name)
+        # A batch's prompts share steps: which positions are taken in by which, no mark could say.
+        mark = prefill_mark(0, len(prompts[0])) if len(prompts) == 1 else PREFILL_MARK
+        self._llm.reset_prefix_cache()  # else a prompt that was seen before is not taken in
         with on_core(self._core):
             running = self._add(replace(request, ignore_eos=True))
             try:
-                with traced(folder / PREFILL_TRACE, on_gpu), record_function("prefill"):
+                with traced(folder / PREFILL_TRACE, on_gpu), record_function(mark):
                     while not self._step(running):
                         pass
-                for _ in range(min(request.max_output_tokens // 2, request.max_output_tokens - 1 - num_marked)):
+                for _ in range(num_before):
                     self._step(running)
                 with traced(folder / DECODE_TRACE, on_gpu):
                     for _ in range(num_marked):

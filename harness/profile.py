@@ -5,6 +5,7 @@ from pathlib import Path
 
 from harness.bench import run_facts
 from harness.errors import ConfigError
+from harness.facts import RunFacts
 from harness.prefill import prompt_chunk
 from harness.records import load_bench, load_events
 from harness.repeats import finished_repeats
@@ -16,7 +17,15 @@ from harness.specs.record import RunRecord
 from harness.specs.trace import PREFILL_MARK, Trace
 from harness.timeline.analysis import explain
 from harness.timeline.classes import classifier
-from harness.timeline.floors import StepWork, evidence, moved_by_class, moved_by_launch, moved_by_prompt
+from harness.timeline.floors import (
+    Moved,
+    StepWork,
+    evidence,
+    moved_by_class,
+    moved_by_launch,
+    moved_by_prompt,
+    moved_by_prompts_launch,
+)
 from harness.timeline.steps import prompt_part
 from harness.traces.read import read_trace
 from harness.traces.rules import load_rules
@@ -111,7 +120,7 @@ def _step_work(folder: Path, record: RunRecord) -> StepWork:
         roof_bytes_per_s=analysis.roof_read_bytes_per_s,
         peak_flop_per_s=facts.peak_flop_per_s,
         mean_context=sum(contexts) // len(contexts),
-        launches=moved_by_launch(facts.engine.ops, analysis.batch) if facts.engine.kind == "native" else {},
+        launches=_if_native(facts, moved_by_launch(facts.engine.ops, analysis.batch)),
     )
 
 
@@ -130,7 +139,13 @@ def _prompt_work(folder: Path, record: RunRecord, positions: tuple[int, int]) ->
         roof_bytes_per_s=record.analysis.roof_read_bytes_per_s if record.analysis else None,
         peak_flop_per_s=facts.peak_flop_per_s,
         mean_context=(begin + end) // 2,
+        launches=_if_native(facts, moved_by_prompts_launch(facts.engine.ops, end - begin, facts.engine.dtype)),
     )
+
+
+def _if_native(facts: RunFacts, launches: dict[str, Moved]) -> dict[str, Moved]:
+    """vLLM's products run under names that do not tell them apart."""
+    return launches if facts.engine.kind == "native" else {}
 
 
 def _check_device(trace: Trace, record: RunRecord, path: Path) -> None:

@@ -35,6 +35,10 @@ class Evidence(Frozen):
     """Idle time between kernels on the device's own clock: null until a trace is read."""
 
 
+OUTSIDE_LAYERS = "model"
+"""Stands for the layers of what is in none: the head."""
+
+
 class OpChoice(Frozen):
     """Which backend ran an operation of one shape, in which layers."""
 
@@ -50,7 +54,7 @@ class OpChoice(Frozen):
     """What the backend settled on by itself, such as a library's kernel."""
     contest_legal: bool
     layers: str
-    """As ranges: 0-27; `model` for what stands outside the layers."""
+    """As ranges: 0-27, or OUTSIDE_LAYERS."""
     num_calls: PositiveInt = 1
     """In one step."""
     phase: Literal["decode", "prefill"]
@@ -98,4 +102,4 @@ def layer_ranges(numbers: Iterable[int]) -> str:
             parts[-1][1] = number
         else:
             parts.append([number, number])
-    return ",".join("model" if a < 0 else str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return ",".join(OUTSIDE_LAYERS if a < 0 else str(a) if a == b else f"{a}-{b}" for a, b in parts)

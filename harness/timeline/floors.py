@@ -6,10 +6,11 @@ from math import prod
 
 from harness.roofline import Floor, compute_floor_s, memory_floor_s
 from harness.specs.analysis import PromptChunk
-from harness.specs.engine import Evidence, LaunchClass, OpChoice
+from harness.specs.engine import OUTSIDE_LAYERS, Evidence, LaunchClass, OpChoice
 from harness.specs.kernel_classes import KernelClass
 from harness.specs.profile import ClassRow
 from harness.specs.step import DecodeTraffic
+from harness.specs.tensor import dtype_bytes
 from harness.specs.trace import OWN_LAUNCH
 
 
@@ -89,14 +90,41 @@ def moved_by_prompt(chunk: PromptChunk, traffic: DecodeTraffic) -> dict[KernelCl
 def moved_by_launch(ops: Iterable[OpChoice], batch: int) -> dict[str, Moved]:
     """Products of a decode step of our engine by the marks that their launches stand under on a CPU: bytes as the
     backends say, all calls of a role together."""
+    steps = (op for op in ops if op.phase == "decode" and op.batch == batch)
+    return _by_mark((op, batch, op.read_bytes) for op in steps)
+
+
+def moved_by_prompts_launch(ops: Iterable[OpChoice], num_tokens: int, dtype: str) -> dict[str, Moved]:
+    """The same of a part of a prompt: each weight once, as it lies in a checkpoint of that type. The last position's
+    head is a decode step's."""
+    prompts = [op for op in ops if op.phase == "prefill"]
+    heads = [op for op in ops if op.phase == "decode" and op.layers == OUTSIDE_LAYERS and op.batch == 1]
+    return _by_mark(
+        (op, num_rows, _weight_bytes(op, dtype))
+        for part, num_rows in ((prompts, num_tokens), (heads, 1))
+        for op in part
+    )
+
+
+def _by_mark(products: Iterable[tuple[OpChoice, int, int | None]]) -> dict[str, Moved]:
+    """Of (operation, rows, bytes that a call reads); what is no product, or has no bytes or one shape, is left out."""
     found: dict[str, Moved] = {}
-    for op in ops:
-        if op.op == "linear" and op.phase == "decode" and op.batch == batch and op.read_bytes is not None:
+    for op, num_rows, read_bytes in products:
+        if op.op == "linear" and read_bytes is not None:
             name = f"{OWN_LAUNCH}{op.op}::{op.role}"
-            flop = op.num_calls * 2 * prod(int(size) for size in op.shape.split("x"))
+            flop = op.num_calls * 2 * num_rows * prod(_n_and_k(op))
             before = found.get(name, Moved(0))
-            found[name] = Moved(before.read_bytes + op.num_calls * op.read_bytes, flop=before.flop + flop)
+            found[name] = Moved(before.read_bytes + op.num_calls * read_bytes, flop=before.flop + flop)
     return found
+
+
+def _n_and_k(op: OpChoice) -> tuple[int, ...]:
+    """Of a shape as the engine writes it: 1x2048x1024, of a prompt mx2048x1024; nothing where rows differ (-)."""
+    return tuple(int(size) for size in op.shape.split("x")[1:])
+
+
+def _weight_bytes(op: OpChoice, dtype: str) -> int | None:
+    return prod(_n_and_k(op)) * dtype_bytes(dtype) if op.op == "linear" and _n_and_k(op) else None
 
 
 LAUNCH_CLASS: dict[KernelClass, str] = {

@@ -68,7 +68,10 @@ def test_a_product_of_the_trace_has_its_own_wall(tmp_path: Path) -> None:
     kernels = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True).profile.kernels
     products = [kernel for kernel in kernels if kernel.kernel_class == "linear"]
     assert products and {kernel.name: kernel.moved_bytes for kernel in products}.items() <= read.items()
-    assert all(kernel.roof_frac is not None and kernel.why != "what it moves is not known" for kernel in products)
+    assert all(kernel.roof_frac is not None for kernel in products)
+    prompts = profile_trace(folder / PREFILL_TRACE, run=folder, is_its_own=True).profile.kernels
+    products = [kernel for kernel in prompts if kernel.kernel_class == "linear"]
+    assert products and all(kernel.flop and kernel.roof_frac is not None for kernel in products)
 
 
 def test_a_trace_needs_room_for_its_steps(tmp_path: Path) -> None:

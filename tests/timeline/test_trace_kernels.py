@@ -11,7 +11,7 @@ from harness.specs.profile import TraceProfile
 from harness.specs.step import DecodeTraffic
 from harness.timeline.analysis import explain
 from harness.timeline.classes import classifier
-from harness.timeline.floors import Moved, StepWork, moved_by_launch, moved_by_prompt
+from harness.timeline.floors import Moved, StepWork, moved_by_launch, moved_by_prompt, moved_by_prompts_launch
 from harness.traces.read import read_trace
 from harness.traces.rules import load_rules
 
@@ -101,6 +101,17 @@ def test_bytes_of_launches_are_those_of_the_decode_steps_products() -> None:
         choice("experts", "-", None), choice("decode", "4/2 heads x 8", 9, op="attention"),
     ]  # fmt: skip
     assert moved_by_launch(ops, 1) == {"harness::linear::up": Moved(1900, flop=3 * 2 * 300)}
+
+
+def test_bytes_of_a_prompts_launches_are_weights_and_the_head_is_for_one_position() -> None:
+    ops = [
+        choice("up", "1x30x10", 600, num_calls=2), choice("up", "mx30x10", None, phase="prefill", num_calls=2),
+        choice("experts", "-", None, phase="prefill"), choice("head", "1x50x10", 999, layers="model"),
+        choice("head", "4x50x10", 999, layers="model", batch=4),
+    ]  # fmt: skip
+    assert moved_by_prompts_launch(ops, 64, "BF16") == {
+        "harness::linear::up": Moved(2 * 600, flop=2 * 2 * 64 * 300), "harness::linear::head": Moved(1000, flop=1000),
+    }  # fmt: skip
 
 
 TRAFFIC = DecodeTraffic(

@@ -31,7 +31,15 @@ def run_warnings(
         warnings.append("the size of the last-level cache is not known: cache residency was not checked")
     if (declared := _undeclared_difference(facts, batch)) is not None:
         warnings.append(declared)
-    return [*warnings, *fallback_lines(facts.engine)]
+    return [*warnings, *_count_warnings(facts.engine), *fallback_lines(facts.engine)]
+
+
+def _count_warnings(report: EngineReport) -> list[str]:
+    """A selection that ran less often than the answers took steps, by its own counters."""
+    counted, answered = report.counted_steps, report.answered_steps
+    if counted is None or answered is None or counted >= answered:
+        return []
+    return [f"the selection ran in every layer in {counted} of {answered} decode steps, by its own counters"]
 
 
 def fallback_lines(report: EngineReport) -> list[str]:

@@ -95,6 +95,14 @@ def compiled_late(facts: RunFacts, events: list[Event]) -> tuple[RunFacts, list[
     return replace(facts, engine=facts.engine.model_copy(update=late)), events
 
 
+def counting(counted: int, answered: int) -> Callable[[RunFacts, list[Event]], tuple[RunFacts, list[Event]]]:
+    def changed(facts: RunFacts, events: list[Event]) -> tuple[RunFacts, list[Event]]:
+        counts = {"counted_steps": counted, "answered_steps": answered}
+        return replace(facts, engine=facts.engine.model_copy(update=counts)), events
+
+    return changed
+
+
 def unknown_cache(facts: RunFacts, events: list[Event]) -> tuple[RunFacts, list[Event]]:
     return replace(facts, device=facts.device.model_copy(update={"last_level_cache_bytes": None})), events
 
@@ -144,6 +152,8 @@ def declared(share: float) -> Callable[[RunFacts, list[Event]], tuple[RunFacts, 
         (declared(0.25), "backends declare"),
         (declared(2.0), "backends declare"),
         (declared(0.995), None),
+        (counting(39, 40), "ran in every layer in 39 of 40 decode steps"),
+        (counting(41, 40), None),
     ],
 )
 def test_a_warning_for_each_doubt_and_for_nothing_else(tmp_path: Path, change: Any, words: str | None) -> None:

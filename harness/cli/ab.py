@@ -159,11 +159,10 @@ def ab_run_lines(record: "AbRunRecord") -> list[tuple[str, str]]:
 
 def _ran_texts(report: "EngineReport") -> list[str]:
     """Of one side: proof of what ran inside vLLM, what did not run though it was asked for, and the engine's notes."""
+    from harness.cli.bench import counted_line
     from harness.run_warnings import fallback_lines
 
-    counted = f"{report.counted_steps} decode steps counted in every layer"
-    calls = f"{counted}; calls: {report.resolved.get('selection_calls') or 'none'}"
-    return [calls] * (report.counted_steps is not None) + [*fallback_lines(report), *report.notes]
+    return [*counted_line(report), *fallback_lines(report), *report.notes]
 
 
 def _agreement_text(found: "Agreement") -> str:

@@ -9,6 +9,7 @@ from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, 
 
 if TYPE_CHECKING:
     from harness.specs.analysis import Analysis
+    from harness.specs.engine import EngineReport
     from harness.specs.record import RunRecord
 
 Lines = list[tuple[str, str]]
@@ -94,7 +95,7 @@ def show_figures(record: "RunRecord", row: dict[str, Any], format: Format, lines
     from harness.cli.sweep_lines import point_rows, sweep_lines
 
     if record.analysis is not None:
-        lines = [*lines, *analysis_lines(record.analysis)]
+        lines = [*lines, *analysis_lines(record.analysis), *engine_lines(record.engine)]
     if record.sweep is not None:
         points = record.sweep.model_dump(mode="json")["points"]
         if format is Format.csv and points:  # a row a value; the fits are in the other formats
@@ -139,6 +140,22 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         official = f"TTFT {ms(a.official_ttft_s)}, TPOT {ms(a.official_tpot_s)} as vllm bench serve counts them"
         lines.append(("official", official))
     return lines + [("warning", warning) for warning in a.warnings]
+
+
+def engine_lines(report: "EngineReport | None") -> Lines:
+    """What it counted, and what it noted of itself."""
+    if report is None:
+        return []
+    return [("counted", line) for line in counted_line(report)] + [("note", note) for note in report.notes]
+
+
+def counted_line(report: "EngineReport") -> list[str]:
+    """Proof of what ran inside vLLM; none where nothing counts."""
+    if report.counted_steps is None:
+        return []
+    of = "" if report.answered_steps is None else f", {report.answered_steps} in the answers"
+    calls = report.resolved.get("selection_calls") or "none"
+    return [f"{report.counted_steps} decode steps in every layer{of}; calls: {calls}"]
 
 
 def prefill_line(a: "Analysis") -> str:

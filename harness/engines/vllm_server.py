@@ -92,14 +92,19 @@ class VllmServer(OpenAIServer):
 
     def _chunks(self, exchange: Exchange, asked_tokens: int) -> Iterator[Chunk]:
         """A server that died says why in its log."""
+        num_tokens = 0
         try:
-            yield from super()._chunks(exchange, asked_tokens)
+            for chunk in super()._chunks(exchange, asked_tokens):
+                num_tokens += len(chunk.token_ids)
+                yield chunk
         except RequestFailed as fault:
             try:
                 self._process.check_alive(DYING_S)
             except UnavailableError as dead:
                 raise RequestFailed(f"{fault.what}; {dead.what}", dead.mend) from None
             raise
+        finally:
+            self._variant.answered(max(0, num_tokens - 1))
 
     def _resolve(self) -> dict[str, str | int | float | bool | None]:
         """As the server itself tells it (/server_info, which VLLM_SERVER_DEV_MODE opens)."""

@@ -84,6 +84,9 @@ class EngineReport(Frozen):
     counted_steps: NonNegativeInt | None = None
     """Decode steps that every layer counted, by itself and when it ran, on what was asked for: the fewest of all
     layers. Null: nothing counts, or nothing was asked for."""
+    answered_steps: NonNegativeInt | None = None
+    """Decode steps that the answers took while they counted, warm-up and trace included: one a token behind the first.
+    A prompt whose last part has one row counts as one more in the layers."""
     resolved: dict[str, str | int | float | bool | None] = {}
     """What the engine itself says of its settings, by its own names."""
     load_s: NonNegativeFloat | None = None

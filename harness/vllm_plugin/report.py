@@ -46,6 +46,16 @@ def counted_steps(reports: Sequence[PluginReport]) -> int:
     return min((path.num_calls for path in asked), default=0)
 
 
+def selected_steps(reports: Sequence[PluginReport]) -> int:
+    """Decode steps that every layer counted on a backend of the table, at the number of rows that was called most: the
+    fewest of all layers and processes that take such a row from it. What the table lists and can't run counts none."""
+    calls: dict[int, list[int]] = defaultdict(list)
+    for path in (path for report in reports for path in report.paths):
+        if path.m is not None and path.variant != OFF and path.reason != NOT_LISTED:
+            calls[path.m].append(0 if path.backend == STOCK else path.num_calls)
+    return max(map(min, calls.values()), default=0)
+
+
 def fallen_back(reports: Sequence[PluginReport]) -> dict[str, str]:
     """Why vLLM's own path ran decode steps of what the table lists, by role: there nothing was compared."""
     return {

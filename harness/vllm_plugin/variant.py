@@ -9,7 +9,15 @@ from harness.errors import ConfigError, MeasurementError
 from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginReport
 from harness.vllm_plugin.audit import unchanged
-from harness.vllm_plugin.report import counted_since, counted_steps, fallen_back, of_variant, op_choices, summary
+from harness.vllm_plugin.report import (
+    counted_since,
+    counted_steps,
+    fallen_back,
+    of_variant,
+    op_choices,
+    selected_steps,
+    summary,
+)
 from harness.vllm_plugin.shared import read_reports, switch
 
 GRAPHS_KEEP = "captured graphs keep the selection that was active when they were captured"
@@ -31,6 +39,7 @@ class Variant:
         self._folder, self._collect, self._place, self._num_tables = folder, collect, place, num_tables
         self._at_start = {report.pid: report for report in self._reports()}
         self._parameters: dict[str, str] = {}
+        self._answered_steps = 0
         if place is not None and not all(report.is_switchable for report in self._at_start.values()):
             raise ConfigError(GRAPHS_KEEP, COMPARE_WITHOUT)
 
@@ -38,6 +47,10 @@ class Variant:
         """Between requests: the next one runs on it."""
         if self._place is not None:
             switch(self._folder, self._place, self._num_tables)
+
+    def answered(self, num_steps: int) -> None:
+        """So many decode steps brought an answer: what the counters are held against."""
+        self._answered_steps += num_steps
 
     def _reports(self) -> list[PluginReport]:
         if self._collect is not None:
@@ -72,6 +85,7 @@ class Variant:
         notes = dict.fromkeys(note for found in reports for note in found.notes)
         return report.model_copy(update={
             "ops": op_choices(reports), "resolved": report.resolved | summary(reports) | self._parameters,
-            "counted_steps": None if self._place is None else counted_steps(reports),
+            "counted_steps": selected_steps(reports) if self._place is None else counted_steps(reports),
+            "answered_steps": self._answered_steps,
             "notes": (*report.notes, *notes),
         })  # fmt: skip

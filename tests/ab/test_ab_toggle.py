@@ -13,6 +13,7 @@ from scripted_answers import answer
 from harness.ab.whole_run import run_ab_run
 from harness.bench import run_bench
 from harness.cli.ab import ab_run_lines
+from harness.cli.bench import engine_lines
 from harness.engines.vllm_setup import Selections, selections_of_both
 from harness.errors import ConfigError, MeasurementError
 from harness.records import load_record
@@ -78,7 +79,7 @@ def test_one_server_has_both_and_each_side_its_own_counts(
         assert resolved["selection_calls"] == f"{backend} x{STEPS * LAYERS}"
         assert side.engine.counted_steps == STEPS
         assert [(row.backend, row.layers, row.note) for row in side.engine.ops] == [(backend, "0-2", "")]
-        proof = f"{STEPS} decode steps counted in every layer; calls: {backend} x{STEPS * LAYERS}"
+        proof = f"{STEPS} decode steps in every layer, {STEPS} in the answers; calls: {backend} x{STEPS * LAYERS}"
         assert (side.side, proof) in ab_run_lines(record)
 
 
@@ -144,7 +145,15 @@ def test_a_run_of_one_selection_proves_it_too(tmp_path: Path) -> None:
     _, record, _ = run_bench(config, tmp_path / "runs", lambda line: None)
     assert record.engine is not None
     assert record.engine.resolved["selection_parameters"] == "2 unchanged"
-    assert record.engine.counted_steps is None, "a run of one selection shows what fell back, and is no comparison"
+    assert record.engine.counted_steps == record.engine.answered_steps
+    assert record.engine.answered_steps and record.analysis is not None
+    assert not any("by its own counters" in warning for warning in record.analysis.warnings)
+    steps = record.engine.answered_steps
+    (counted, note) = engine_lines(record.engine.model_copy(update={"notes": ("no layer took it",)}))
+    assert counted == (
+        "counted", f"{steps} decode steps in every layer, {steps} in the answers; calls: of-table-0 x{steps * LAYERS}"
+    )  # fmt: skip
+    assert note == ("note", "no layer took it")
     config = run_config(tmp_path, hashes("y"), selection="one.yaml", environment=CONTEST)
     with pytest.raises(MeasurementError, match="not as they were loaded"):
         run_bench(config, tmp_path / "runs", lambda line: None)

@@ -12,7 +12,7 @@ import pytest
 from harness.errors import ConfigError, MeasurementError
 from harness.specs.engine import EngineReport
 from harness.specs.plugin import PluginPath, PluginReport
-from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, summary
+from harness.vllm_plugin.report import counted_since, counted_steps, of_variant, op_choices, selected_steps, summary
 from harness.vllm_plugin.shared import (
     MAX_PATHS,
     active_file,
@@ -123,6 +123,17 @@ def test_a_variants_steps_are_those_of_its_slowest_layer() -> None:
     assert counted_steps(of_variant(reports, -1)) == 5
     assert counted_steps(of_variant(reports, 1)) == 0
     assert summary(of_variant(reports, -1))["selection"] == "off"
+
+
+def test_steps_of_a_table_are_those_of_the_rows_that_run_most() -> None:
+    """A batch of four beside the prompts' last rows; of every layer that takes four from the table, the fewest."""
+    first = [path("a", 4, num_calls=9), path("b", 4, num_calls=8), path("lm_head", 1, num_calls=3), path("c", None)]
+    elsewhere = path("c", 4, "vllm", num_calls=2, reason="the table does not list this problem")
+    off = path("a", 4, "vllm", num_calls=5, variant=-1)
+    assert selected_steps([report(*first, elsewhere, off), report(path("a", 4, num_calls=7), pid=8)]) == 7
+    fallen = path("d", 4, "vllm", num_calls=9, reason="gpu-gemv: it is a GPU kernel")
+    assert selected_steps([report(*first, fallen)]) == 3, "the head's alone"
+    assert selected_steps([report(off)]) == selected_steps([]) == 0
 
 
 def test_a_listed_row_that_fell_back_is_no_step(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_without_a_selection_vllm_is_as_it_was(saved: Callable[..., Path], tmp_p
     with opened(model, load_format="auto", selection=str(table)) as engine:
         selected = tokens(engine)
         assert "SelectedLinearMethod x12" in str(engine.report().resolved["linear_methods"])
-        assert "cpu-gemv x300" in str(engine.report().resolved["selection_calls"])
+        report = engine.report()
+        assert "cpu-gemv x300" in str(report.resolved["selection_calls"])
+        assert report.counted_steps == report.answered_steps == STEPS - 1
     with opened(model, load_format="auto") as engine:
         assert_same_texts(model, selected, tokens(engine))
         report = engine.report()
@@ -129,7 +131,8 @@ def test_a_batch_takes_the_row_of_its_size(tmp_path: Path) -> None:
         before = calls(open_session())
         for num_prompts in (3, 2):
             list(engine.generate(Request(None, prompts[:num_prompts], STEPS, True)))
-        found = since(before, calls(open_session()))
+        found, report = since(before, calls(open_session())), engine.report()
+    assert (report.counted_steps, report.answered_steps) == (STEPS - 1, 2 * (STEPS - 1)), "two rows are not listed"
     name = "model.layers.1.self_attn.o_proj"
     assert {key[2:]: count for key, count in found.items() if key[0] == name} == {
         (3, "cpu-gemv"): STEPS - 1, (2, "vllm"): STEPS - 1, (None, "vllm"): 2,

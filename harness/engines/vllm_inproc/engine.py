@@ -113,6 +113,7 @@ class VllmDecoding(Engine):
                         finish_reason=outputs[0].outputs[0].finish_reason,
                     )  # fmt: skip
             finally:
+                self._variant.answered(max(0, num_tokens - 1))
                 self._engine.abort_request([name for name in running if name is not None])
 
     def _add(self, request: Request) -> list[str | None]:
@@ -201,6 +202,7 @@ class VllmDecoding(Engine):
                     for _ in range(num_marked):
                         with record_function(DECODE_MARK):
                             self._step(running)
+                self._variant.answered(num_before + num_marked)
             finally:
                 self._engine.abort_request([name for name in running if name is not None])
 

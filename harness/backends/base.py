@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.backends.launch import KernelLaunch
+    from harness.backends.scratch import Scratch
     from harness.cpu_pool import CpuPool
 
 Launch = Callable[[], None]
@@ -103,6 +104,8 @@ class LinearBackend(Protocol):
     """Triton's first launch of a kernel compiles it, which `harness backends --build` does ahead; may be left out."""
     counts_calls: ClassVar[bool] = False
     """Its kernel itself counts its launches (`bind_counted`); may be left out."""
+    scratch: Scratch
+    """Memory that its launches share; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 
@@ -125,7 +128,7 @@ class LinearBackend(Protocol):
         return num_bytes
 
     def kept_bytes(self, packed: Any) -> int:
-        """Memory that a layer costs beside the weight as loaded: a copy in another layout, scales, scratch."""
+        """Memory that a layer costs beside the weight as loaded: a copy in another layout, scales."""
         return 0
 
     def bind(self, x: Tensor, packed: Any, out: Tensor) -> Launch:
@@ -159,8 +162,8 @@ class AttentionBackend(Protocol):
     """Reads a cache in blocks where it lies (`bind_blocks`); the others want it gathered first."""
     takes_requests: ClassVar[bool] = False
     """Reads those of several requests in one launch, which can count itself (`bind_requests`)."""
-    scratch_bytes: int = 0
-    """Of device memory that such launches keep; may be left out."""
+    scratch: Scratch
+    """Memory that its launches share; may be left out."""
 
     def __init__(self, executor: Executor) -> None: ...
 

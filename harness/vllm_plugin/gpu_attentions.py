@@ -57,7 +57,6 @@ class GpuAttentions:
     def __init__(self, paths: Paths, write: Callable[[], None]) -> None:
         """write: called when paths were added."""
         self._paths, self._write = paths, write
-        self._backends: dict[int, Any] = {}
 
     def add(self, name: str, decode: AttentionProblem, prompt: AttentionProblem) -> GpuLayer:
         """Every variant's backends are made here: none of that is left to a request."""
@@ -77,8 +76,6 @@ class GpuAttentions:
         self, layer: GpuLayer, variant: int, is_decode: bool, chosen: tuple[SelectionEntry, Any] | str | None
     ) -> GpuPath:
         entry, backend = (None, None) if chosen is None or isinstance(chosen, str) else chosen
-        if backend is not None:
-            self._backends[id(backend)] = backend
         problem = layer.decode
         place = self._paths.add(PluginPath(
             op="attention", layer=layer.name, role="decode" if is_decode else "prefill", variant=variant,
@@ -90,11 +87,6 @@ class GpuAttentions:
             reason=chosen if isinstance(chosen, str) else None,
         ))  # fmt: skip
         return GpuPath(place, backend)
-
-    @property
-    def kept_bytes(self) -> int:
-        """Scratch of all backends."""
-        return sum(backend.scratch_bytes for backend in self._backends.values())
 
     def decode(self, layer: GpuLayer, q: Tensor, cache: BlockCache, contexts: Tensor, out: Tensor) -> bool:
         """One query of each request, as `AttentionBackend.bind_requests` takes them; False: vLLM's own shall. Counted

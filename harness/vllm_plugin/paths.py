@@ -70,6 +70,12 @@ class Paths:
             self._backends[key] = REGISTRIES[entry.op].get(entry.backend)(self._executor, **entry.parameters)
         return self._backends[key]
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Of all backends that were made."""
+        made = (getattr(backend, "scratch", None) for backend in self._backends.values())
+        return sum(scratch.num_bytes for scratch in made if scratch is not None)
+
     def add(self, row: PluginPath) -> int:
         """Its place in `counts`."""
         if len(self._rows) == MAX_PATHS:

@@ -66,7 +66,7 @@ class Session:
         return PluginReport(
             pid=os.getpid(), tables=tuple(table.fingerprint for table in self.paths.tables),
             notes=(*self._notes, *self._unused()), paths=self.paths.rows(),
-            kept_bytes=self.linears.kept_bytes + self.deltas.kept_bytes + self.gpu_attentions.kept_bytes,
+            kept_bytes=self.linears.kept_bytes + self.deltas.kept_bytes + self.paths.scratch_bytes,
             ops=self._ops(), is_switchable=not self._captures,
         )  # fmt: skip
 

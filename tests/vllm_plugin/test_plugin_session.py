@@ -176,6 +176,15 @@ def test_memory_beside_the_weights_is_told() -> None:
     assert packed.report().kept_bytes >= N * K * 4
 
 
+def test_scratch_of_kernels_is_told_once_for_all_layers() -> None:
+    """A row of x in whole lines of 32 values, which all layers share; three rows need another, and the first stays."""
+    session = opened(table(("cpu-gemv", 1), ("cpu-gemv", 3)))
+    for _ in range(2):
+        layer(session)
+    line = -(-K // 32) * 32 * 4
+    assert session.report().kept_bytes == (1 + 3) * line
+
+
 def test_a_contest_takes_no_backend_with_a_layout_of_its_own() -> None:
     with pytest.raises(ConfigError, match="HARNESS_CONTEST=1, and the selection has onednn"):
         opened(table(("torch", 1), ("onednn", 4)), contest=True)

@@ -173,7 +173,7 @@ def test_a_contest_leaves_every_weight_as_it_was_loaded(saved: Callable[..., Pat
         hashes, report = session.linears.hashes(), session.report()
     assert len(hashes) == 12 + 1 + 2 * 3, "weights of the layers and the head, biases of qkv and o"
     assert all(before == now for before, now in hashes.values())
-    assert report.kept_bytes == 0
+    assert session.linears.kept_bytes == 0 and 0 < report.kept_bytes < 1 << 16, "a row of x in the kernel's form"
     assert all(path.contest_legal for path in report.paths)
     with opened(model, load_format="auto", extra_args=FORCED) as engine:
         assert distance(model, ours, read(engine)) < 1

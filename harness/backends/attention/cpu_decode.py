@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
 from harness.backends.base import AttentionBackend, BlockCache, Executor, Launch, Support
 from harness.backends.launch import KERNEL_DTYPES, KernelLaunch, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import attention_backend
+from harness.backends.scratch import Scratch
 from harness.backends.streams import stream_space, streams_or_default
 from harness.kernel_build import kernel_source, load_kernel
 from harness.specs.device import DeviceInfo
@@ -33,7 +33,7 @@ class CpuDecode(AttentionBackend):
     ) -> None:  # fmt: skip
         self._executor = executor
         self._streams = streams_or_default(executor.device, num_streams, prefetch_bytes)
-        self._library = load_kernel(kernel_source("decode_attention"))
+        self._library, self.scratch = load_kernel(kernel_source("decode_attention")), Scratch()
 
     @staticmethod
     def supports(problem: AttentionProblem, device: DeviceInfo) -> Support:
@@ -80,7 +80,7 @@ class CpuDecode(AttentionBackend):
         threads = 1 if self._executor.pool is None else self._executor.pool.num_threads
         group = problem.num_heads // problem.num_kv_heads
         slots = (problem.num_kv_heads + threads - 1) * group
-        return torch.empty(slots * (whole_lines(problem.head_dim) + 2), dtype=torch.float32)
+        return self.scratch.floats(slots * (whole_lines(problem.head_dim) + 2))
 
     def _bind(
         self, kernel: str, problem: AttentionProblem, tensors: Sequence[Tensor], cache_sizes: Sequence[int]

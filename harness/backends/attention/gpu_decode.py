@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from harness.backends.attention.torch_sdpa import cache_bytes
 from harness.backends.base import AttentionBackend, BlockCache, Executor, Launch, Support
 from harness.backends.launch import GPU_KERNEL_DTYPES, GpuLaunch, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.registry import attention_backend
+from harness.backends.scratch import Scratch
 from harness.gpu_build import load_gpu_kernel, wave_widths
 from harness.kernel_build import kernel_source
 from harness.specs.device import DeviceInfo
@@ -31,7 +31,7 @@ class GpuDecode(AttentionBackend):
     def __init__(self, executor: Executor, num_splits: int = 32) -> None:
         target = executor.device.arch or ""
         self._executor, self._num_splits = executor, num_splits
-        self._shared: Tensor | None = None
+        self.scratch = Scratch()
         self._library = load_gpu_kernel(kernel_source("decode_attention", "gpu.cu"), target)
         self._wave = executor.device.wave_width or wave_widths(target)[0]
 
@@ -69,27 +69,19 @@ class GpuDecode(AttentionBackend):
         self, q: Tensor, cache: BlockCache, contexts: Tensor, out: Tensor, calls: Tensor | None,
         problem: AttentionProblem,
     ) -> GpuLaunch:  # fmt: skip
-        """All launches share one scratch: they follow each other on a stream, and each layer and number of requests has
-        one."""
         p = problem
-        if self._shared is None or self._shared.numel() < self._scratch_size(q):
-            self._shared = self._scratch(q)
-            self.scratch_bytes = self._shared.nbytes
         # A dimension of size 1 has any stride, which the kernel would check.
         block_stride, head_stride, place_stride = (
             stride if size > 1 else 0 for size, stride in zip(cache.keys.shape, cache.keys.stride()[:3], strict=False)
         )
         sizes = (len(q), p.num_kv_heads, p.num_heads // p.num_kv_heads, p.head_dim, cache.keys.shape[2])
         strides = block_stride, place_stride, head_stride, cache.table.stride(0)
-        tensors = (q, cache.keys, cache.values, cache.table, contexts, out, self._shared)
+        tensors = (q, cache.keys, cache.values, cache.table, contexts, out, self._scratch(q))
         kernel = f"decode_attention_paged_{GPU_KERNEL_DTYPES[p.dtype]}"
         arguments = (*tensors, *sizes, *strides, self._num_splits, self._wave, calls)
         return bind_gpu_kernel(self._library, kernel, arguments, self._executor)
 
     def _scratch(self, q: Tensor) -> Tensor:
         """q [requests, num_heads, head_dim]"""
-        return torch.empty(self._scratch_size(q), dtype=torch.float32, device=q.device)
-
-    def _scratch_size(self, q: Tensor) -> int:
         requests, heads, head_dim = q.shape
-        return requests * heads * self._num_splits * (head_dim + 2)
+        return self.scratch.floats(requests * heads * self._num_splits * (head_dim + 2), q.device)

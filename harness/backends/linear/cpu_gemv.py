@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import KERNEL_DTYPES, bind_kernel, cpu_kernel_support, whole_lines
 from harness.backends.registry import linear_backend
+from harness.backends.scratch import Scratch
 from harness.backends.streams import DISTANCES, stream_space, streams_or_default
 from harness.backends.weights import AsLoaded, dtype_name
 from harness.kernel_build import kernel_source, load_kernel
@@ -29,11 +29,11 @@ class CpuGemv(LinearBackend):
     def __init__(
         self, executor: Executor, num_streams: int | None = None, prefetch_bytes: int | None = None
     ) -> None:  # fmt: skip
-        """x in the kernel's own form has one memory for all layers: launches follow one another."""
+        """The scratch holds x in the kernel's own form."""
         self._executor = executor
         self._streams = streams_or_default(executor.device, num_streams, prefetch_bytes)
         self._library = load_kernel(kernel_source("gemv"))
-        self._scratch = torch.empty(0, dtype=torch.float32)
+        self.scratch = Scratch()
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -50,10 +50,9 @@ class CpuGemv(LinearBackend):
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         n, k = packed.weight.shape
         kernel = f"gemv_{_suffix(x)}_{_suffix(out)}"
-        if self._scratch.numel() < x.shape[0] * whole_lines(k):
-            self._scratch = torch.empty(x.shape[0] * whole_lines(k), dtype=torch.float32)
+        scratch = self.scratch.floats(x.shape[0] * whole_lines(k))
         sizes = (x.shape[0], n, k, x.stride(0), out.stride(0), *self._streams)
-        tensors = (x, packed.weight, packed.bias, out, self._scratch)
+        tensors = (x, packed.weight, packed.bias, out, scratch)
         return bind_kernel(self._library, kernel, (*tensors, *sizes), self._executor)
 
 

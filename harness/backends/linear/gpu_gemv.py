@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.launch import GPU_KERNEL_DTYPES, GpuLaunch, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.registry import linear_backend
+from harness.backends.scratch import Scratch
 from harness.backends.weights import AsLoaded, dtype_name
 from harness.gpu_build import load_gpu_kernel, wave_widths
 from harness.kernel_build import kernel_source
@@ -34,7 +34,7 @@ class GpuGemv(LinearBackend):
         self._executor = executor
         self._library = load_gpu_kernel(kernel_source("gemv", "gpu.cu"), target)
         self._wave = executor.device.wave_width or wave_widths(target)[0]
-        self._split_k = split_k
+        self._split_k, self.scratch = split_k, Scratch()
         self._tuned = (rows_per_wave, waves_per_block, split_k, double_buffer)
 
     @staticmethod
@@ -62,7 +62,7 @@ class GpuGemv(LinearBackend):
     def bind_counted(self, x: Tensor, packed: AsLoaded, out: Tensor, calls: Tensor | None) -> GpuLaunch:
         (n, k), m = packed.weight.shape, x.shape[0]
         size = self._split_k * m * n
-        partials = torch.empty(size, dtype=torch.float32, device=x.device) if self._split_k > 1 else None
+        partials = self.scratch.floats(size, x.device) if self._split_k > 1 else None
         kernel = f"gemv_{GPU_KERNEL_DTYPES[dtype_name(x)]}_{GPU_KERNEL_DTYPES[dtype_name(out)]}"
         sizes = (m, n, k, x.stride(0), out.stride(0), self._wave, *self._tuned, calls)
         tensors = (x, packed.weight, packed.bias, out, partials)

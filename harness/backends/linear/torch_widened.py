@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from harness.backends.base import Executor, Launch, LinearBackend, Support
 from harness.backends.linear.onednn import multiplies
 from harness.backends.registry import linear_backend
+from harness.backends.scratch import Scratch
 from harness.backends.weights import AsLoaded
 from harness.specs.device import DeviceInfo
 from harness.specs.problem import LinearProblem
@@ -25,8 +25,8 @@ class TorchWidened(LinearBackend):
     contest_legal = True
 
     def __init__(self, executor: Executor) -> None:
-        """Runs on torch's own threads. The block's memory is one for all layers: launches follow one another."""
-        self._block = torch.empty(0, dtype=torch.float32)
+        """Runs on torch's own threads. The scratch holds a block in fp32."""
+        self.scratch = Scratch()
 
     @staticmethod
     def supports(problem: LinearProblem, device: DeviceInfo) -> Support:
@@ -42,9 +42,7 @@ class TorchWidened(LinearBackend):
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         weight, bias, (n, k) = packed.weight, packed.bias, packed.weight.shape
-        if self._block.numel() < BLOCK_ROWS * k:
-            self._block = torch.empty(BLOCK_ROWS * k, dtype=torch.float32)
-        block = self._block[: BLOCK_ROWS * k].view(BLOCK_ROWS, k)
+        block = self.scratch.floats(BLOCK_ROWS * k)[: BLOCK_ROWS * k].view(BLOCK_ROWS, k)
         parts = [slice(begin, min(begin + BLOCK_ROWS, n)) for begin in range(0, n, BLOCK_ROWS)]
 
         def launch() -> None:

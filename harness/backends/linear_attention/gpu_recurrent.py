@@ -16,6 +16,7 @@ from harness.backends.base import (
 from harness.backends.launch import GPU_KERNEL_DTYPES, bind_gpu_kernel, gpu_kernel_support
 from harness.backends.linear_attention.torch_recurrent import state_and_weight_bytes
 from harness.backends.registry import linear_attention_backend
+from harness.backends.scratch import Scratch
 from harness.gpu_build import load_gpu_kernel
 from harness.kernel_build import kernel_source
 from harness.specs.device import DeviceInfo
@@ -31,7 +32,7 @@ class GpuRecurrent(LinearAttentionBackend):
     contest_legal = True
 
     def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+        self._executor, self.scratch = executor, Scratch()
         source = kernel_source("gated_delta_rule", "gpu.cu")
         self._library = load_gpu_kernel(source, executor.device.arch or "")
 
@@ -56,7 +57,7 @@ class GpuRecurrent(LinearAttentionBackend):
         self, inputs: DeltaInputs, weights: DeltaWeights, state: DeltaState, out: torch.Tensor, problem: DeltaProblem
     ) -> Launch:
         p, rows = problem, (inputs.qkv, inputs.z, inputs.b, inputs.a)
-        scratch = torch.empty(p.num_value_heads * p.value_head_dim, dtype=torch.float32, device=out.device)
+        scratch = self.scratch.floats(p.num_value_heads * p.value_head_dim, out.device)
         sizes = (p.m, p.num_key_heads, p.num_value_heads // p.num_key_heads, p.key_head_dim, p.value_head_dim)
         arguments: tuple[torch.Tensor | int | float | None, ...] = (
             *rows, *(row.stride(0) for row in rows), weights.conv, weights.a_log, weights.dt_bias, weights.norm,

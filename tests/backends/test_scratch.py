@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from harness.backends.scratch import Scratch  # noqa: E402
+from harness.backends.scratch import Scratch
 
 pytestmark = pytest.mark.torch
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import harness
@@ -78,13 +79,28 @@ def _times(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dic
         "tpot_s": median(tpots),
         "tpot_p99_s": percentile(tpots, 99),
         "tpot_spread_s": max(tpots) - min(tpots) if tpots else None,
-        "official_ttft_s": median([r.official.ttft_s for r in requests if r.official]),
-        "official_tpot_s": median([r.official.tpot_s for r in requests if r.official and r.official.tpot_s]),
+        **_official(requests, repeats),
         "itl_s": median(gaps),
         "itl_p99_s": percentile(gaps, 99),
         "throughput_tokens_per_s": median(rates),
         "prefill_time_frac": frac(sum(ttfts), total_s),
         "decode_time_frac": frac(decode_s, total_s),
+    }
+
+
+def _official(requests: Sequence[RequestFigures], repeats: Sequence[Repeat]) -> dict[str, Any]:
+    """The same requests by the definitions of `vllm bench serve` (vllm/benchmarks/serve.py, 0.32)."""
+    official = [r.official for r in requests if r.official]
+    served = [repeat for repeat in repeats if repeat.send.connect_s is not None]
+    gaps = [b - a for r in served for a, b in pairwise(r.choice_times_s)]
+    tokens = [r.usage_output_tokens for r in requests if r.official and r.usage_output_tokens is not None]
+    all_tell = len(tokens) == len(official)
+    return {
+        "official_ttft_s": median([figures.ttft_s for figures in official]),
+        "official_tpot_s": median([figures.tpot_s for figures in official if figures.tpot_s]),
+        "official_itl_s": median(gaps),
+        "official_itl_p99_s": percentile(gaps, 99),
+        "official_throughput_tokens_per_s": frac(sum(tokens), sum(f.latency_s for f in official)) if all_tell else None,
     }
 
 

@@ -137,9 +137,18 @@ def analysis_lines(a: "Analysis") -> list[tuple[str, str]]:
         ("run", f"{a.model}, {a.precision}, {a.engine} on {a.hardware}; {kernels}"),
     ]
     if a.official_ttft_s is not None:
-        official = f"TTFT {ms(a.official_ttft_s)}, TPOT {ms(a.official_tpot_s)} as vllm bench serve counts them"
-        lines.append(("official", official))
+        lines.append(("official", official_line(a)))
     return lines + [("warning", warning) for warning in a.warnings]
+
+
+def official_line(a: "Analysis") -> str:
+    """The same requests by the other definitions."""
+    from harness.units import MISSING, ms
+
+    rate = a.official_throughput_tokens_per_s
+    times = f"TTFT {ms(a.official_ttft_s)}, TPOT {ms(a.official_tpot_s)}, ITL {ms(a.official_itl_s)}"
+    throughput = MISSING if rate is None else f"{rate:.2f} tokens/s"
+    return f"{times} (p99 {ms(a.official_itl_p99_s)}), {throughput} as vllm bench serve counts them"
 
 
 def engine_lines(report: "EngineReport | None") -> Lines:

@@ -134,6 +134,12 @@ class Analysis(Frozen):
     official_ttft_s: PositiveFloat | None = None
     """Median over repeats, as `vllm bench serve` counts it; null where no server answered."""
     official_tpot_s: PositiveFloat | None = None
+    official_itl_s: NonNegativeFloat | None = None
+    """Median gap between parts of the answer, one that only says who speaks included, all repeats pooled."""
+    official_itl_p99_s: NonNegativeFloat | None = None
+    official_throughput_tokens_per_s: PositiveFloat | None = None
+    """Tokens by the server's usage over the latencies of all repeats, as that tool has it of requests one behind
+    another; null where a usage is missing."""
     tpot_p99_s: PositiveFloat | None
     tpot_spread_s: NonNegativeFloat | None
     """Largest minus smallest over repeats."""

@@ -8,6 +8,7 @@ import pytest
 from scripted_answers import DONE, answer, event, scripted_server, token, usage
 
 from harness.bench import run_bench
+from harness.cli.bench import official_line
 from harness.errors import ConfigError, HarnessError, MeasurementError, UnavailableError
 from harness.records import load_events
 from harness.report.runs import recompute_run
@@ -59,7 +60,22 @@ def test_ours_and_the_official_figures_of_one_request(tmp_path: Path) -> None:
     assert found.ttft_s - found.official.ttft_s == pytest.approx(sent_s[1] - sent_s[0] - found.connect_s, abs=0.015)
     assert found.official.tpot_s is not None and found.tpot_s is not None
     assert found.official.tpot_s > found.tpot_s  # it has the first token's wait in it
-    assert record.analysis is not None and record.analysis.official_ttft_s == found.official.ttft_s
+    a = record.analysis
+    assert a is not None and a.official_ttft_s == found.official.ttft_s
+    assert a.official_throughput_tokens_per_s == pytest.approx(TOKENS / found.official.latency_s)
+    # A gap more, and the longest: of 40 gaps the 99th percentile lies between the two longest.
+    assert a.official_itl_p99_s is not None and a.itl_p99_s is not None and a.official_itl_s is not None
+    assert a.official_itl_p99_s > 0.01 > a.official_itl_s
+    assert "tokens/s as vllm bench serve counts them" in official_line(a)
+
+
+def test_a_server_without_a_usage_has_no_official_throughput(tmp_path: Path) -> None:
+    told = [(wait_s, token("a", [1])) for wait_s in FAST]
+    record, _, _ = bench(tmp_path, [answer(FAST), {"pieces": [*told, (0.0, DONE)]}])
+    a = record.analysis
+    assert a is not None and a.official_ttft_s is not None
+    assert (a.official_throughput_tokens_per_s, a.official_tpot_s) == (None, None)
+    assert ", - as vllm bench serve" in official_line(a)
 
 
 @pytest.mark.parametrize("together", [TOKENS, TOKENS - 5, 6])

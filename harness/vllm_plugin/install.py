@@ -22,6 +22,13 @@ class Replacement(NamedTuple):
     """Names of vLLM that it uses, by module: 0.32's, none of them promised to stay."""
 
 
+def _of(kind: str, fields: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{kind}.{field}" for field in fields)
+
+
+_STEP = "query_start_loc", "seq_lens", "block_table"
+"""Of a step's metadata: where each request's queries begin, how far its cache is filled, its blocks."""
+_GPU_STEP = (*_STEP, "num_actual_tokens", "max_query_len")
 _LINEAR = {
     "vllm.config": ("get_current_vllm_config_or_none",),
     "vllm.utils.torch_utils": ("direct_register_custom_op",),
@@ -50,13 +57,17 @@ ON_CPU: dict[Op, Replacement] = {
         "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CPU_ATTN"),
         "vllm.v1.attention.backends.cpu_attn": (
             "CPUAttentionBackend.get_impl_cls", "CPUAttentionBackendImpl.forward",
-            "CPUAttentionBackendImpl.do_kv_cache_update",
+            "CPUAttentionBackendImpl.do_kv_cache_update", *_of("CPUAttentionMetadata", _STEP),
         ),
     }),
     "linear-attention": Replacement("harness.vllm_plugin.delta_layers", {
         "vllm.forward_context": ("get_forward_context",),
         "vllm.utils.torch_utils": ("_resolve_layer_name",),
         f"{LAYERS}.mamba.mamba_utils": ("is_conv_state_dim_first",),
+        "vllm.v1.attention.backends.gdn_attn": _of("GDNAttentionMetadata", (
+            "num_actual_tokens", "num_prefills", "spec_sequence_masks", "num_decodes", "num_decode_tokens",
+            "non_spec_state_indices_tensor",
+        )),
         f"{LAYERS}.mamba.ops.cpu.gdn_attention": ("cpu_gdn_attention_core", "register_cpu_gdn_attention_ops"),
     }),
 }  # fmt: skip
@@ -70,10 +81,11 @@ ON_GPU: dict[Op, Replacement] = {
         "vllm.v1.attention.backends.registry": ("register_backend", "AttentionBackendEnum.CUSTOM"),
         "vllm.v1.attention.backends.flash_attn": (
             "FlashAttentionBackend.get_impl_cls", "FlashAttentionBackend.get_builder_cls", "FlashAttentionImpl.forward",
+            *_of("FlashAttentionMetadata", _GPU_STEP),
         ),
         "vllm.v1.attention.backends.triton_attn": (
             "TritonAttentionBackend.get_impl_cls", "TritonAttentionBackend.get_builder_cls",
-            "TritonAttentionImpl.forward",
+            "TritonAttentionImpl.forward", *_of("TritonAttentionMetadata", _GPU_STEP),
         ),
     }),
 }  # fmt: skip
@@ -118,11 +130,12 @@ def missing(ops: Iterable[Op]) -> list[str]:
 def _has(module: str, name: str) -> bool:
     try:
         found = importlib.import_module(module)
-        for part in name.split("."):
+        *path, last = name.split(".")
+        for part in path:
             found = getattr(found, part)
     except (ImportError, AttributeError):
         return False
-    return True
+    return hasattr(found, last) or last in getattr(found, "__dataclass_fields__", {})  # a field may have no default
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -167,6 +168,15 @@ def test_a_name_that_vllm_lacks_is_named(table: Path, vllm_names: SimpleNamespac
     ):
         install.check_names(["linear"])
     assert not vllm_names.replaced
+
+
+def test_a_field_of_a_steps_metadata_that_vllm_lacks_is_named(vllm_names: SimpleNamespace) -> None:
+    """A dataclass has fields without a default only in its instances, of which there is none yet."""
+    module = "vllm.v1.attention.backends.cpu_attn"
+    kept = make_dataclass("CPUAttentionMetadata", ["query_start_loc", "seq_lens"])
+    sys.modules[module].CPUAttentionMetadata = kept  # type: ignore[attr-defined]
+    with pytest.raises(UnavailableError, match=rf"lacks {module}.CPUAttentionMetadata.block_table \(the plugin"):
+        install.check_names(["attention"])
 
 
 def test_every_name_that_is_imported_is_checked() -> None:

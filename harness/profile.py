@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bench import run_facts
+from harness.engines.base import DECODE_TRACE
 from harness.errors import ConfigError
 from harness.facts import RunFacts
 from harness.prefill import prompt_chunk
@@ -43,13 +44,10 @@ class Profiled:
     record: RunRecord | None = None
 
 
-def profile_trace(
-    path: Path, num_steps: int | None = None, run: Path | None = None, is_its_own: bool = False
-) -> Profiled:  # fmt: skip
+def profile_trace(path: Path, num_steps: int | None = None, run: Path | None = None) -> Profiled:
     """num_steps: decode steps in the trace, where it does not tell itself. run: a run's folder, whose samples get one
-    more event. is_its_own: the run took the trace itself, so that memory that was slower meanwhile leaves no doubt
-    of which steps these are. Raises ConfigError for a trace or run that can't be read, and for a trace that is not of
-    the run."""
+    more event. Of a trace that the run took itself there is no doubt which steps it holds, even where memory was slower
+    meanwhile. Raises ConfigError for a trace or run that can't be read, and for a trace that is not of the run."""
     trace, class_of = read_trace(path), classifier(load_rules())
     positions = prompt_part(trace)
     if positions is not None and num_steps is not None:
@@ -58,7 +56,8 @@ def profile_trace(
         return Profiled(explain(trace, path.name, class_of, num_steps))
     record = _judged(run)
     _check_device(trace, record, path)
-    work = _step_work(run, record) if positions is None else _prompt_work(run, record, positions)
+    is_its_own = path.name == DECODE_TRACE and path.resolve().parent == run.resolve()
+    work = _step_work(run, record, is_its_own) if positions is None else _prompt_work(run, record, positions)
     profile = explain(trace, path.name, class_of, num_steps, work)
     if (why_not := _why_not(profile)) is not None or profile.wall_s is None or profile.gaps_s is None:
         return Profiled(_noted(profile, f"it can't complete {record.run_id}, which stays as it is: {why_not}"))
@@ -107,11 +106,15 @@ def _judged(folder: Path) -> RunRecord:
     return record
 
 
-def _step_work(folder: Path, record: RunRecord) -> StepWork:
-    """The mean decode step of the run, at its own contexts."""
+def _step_work(folder: Path, record: RunRecord, is_its_own: bool) -> StepWork:
+    """The mean decode step of the run, at its own contexts; of its own trace from a certain step on, of those steps."""
     analysis: Analysis | None = record.analysis
     repeats = finished_repeats(load_events(folder))
     contexts = [context for repeat in repeats for context in repeat.step_contexts()]
+    traced = record.config.profile
+    if is_its_own and traced is not None and traced.first_step is not None and contexts:
+        begin = repeats[-1].step_contexts()[0] + traced.first_step
+        contexts = [*range(begin, begin + traced.decode_steps)]
     if analysis is None or not contexts:
         raise ConfigError(f"{folder.name} has no decode step", "raise workload.output_tokens, and run again")
     facts = run_facts(record)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class Scratch:
@@ -16,6 +19,8 @@ class Scratch:
 
     def floats(self, count: int, device: torch.device | None = None) -> Tensor:
         """At least `count` fp32 values, of any content."""
+        import torch
+
         if self._largest is None or self._largest.numel() < count:
             self._largest = torch.empty(count, dtype=torch.float32, device=device)
             self.num_bytes += self._largest.nbytes

@@ -67,7 +67,7 @@ def complete_by_trace(folder: Path, record: "RunRecord", format: Format) -> "Run
     from harness.engines.base import DECODE_TRACE, PREFILL_TRACE
     from harness.profile import profile_trace
 
-    found = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True)
+    found = profile_trace(folder / DECODE_TRACE, run=folder)
     if format is Format.table:
         show_profile(found, format)
         typer.echo(f"\nthe prompt's: harness profile {folder / PREFILL_TRACE} --run {folder}\n")

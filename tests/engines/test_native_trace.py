@@ -65,11 +65,11 @@ def test_a_product_of_the_trace_has_its_own_wall(tmp_path: Path) -> None:
     for op in record.engine.ops:
         if op.op == "linear" and op.phase == "decode":
             read[f"harness::linear::{op.role}"] = (op.read_bytes or 0) * op.num_calls
-    kernels = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True).profile.kernels
+    kernels = profile_trace(folder / DECODE_TRACE, run=folder).profile.kernels
     products = [kernel for kernel in kernels if kernel.kernel_class == "linear"]
     assert products and {kernel.name: kernel.moved_bytes for kernel in products}.items() <= read.items()
     assert all(kernel.roof_frac is not None for kernel in products)
-    prompts = profile_trace(folder / PREFILL_TRACE, run=folder, is_its_own=True).profile.kernels
+    prompts = profile_trace(folder / PREFILL_TRACE, run=folder).profile.kernels
     products = [kernel for kernel in prompts if kernel.kernel_class == "linear"]
     assert products and all(kernel.flop and kernel.roof_frac is not None for kernel in products)
 
@@ -93,7 +93,7 @@ def test_a_run_with_its_trace(tmp_path: Path) -> None:
     folder, record, _ = run_bench(config(tiny_config(tmp_path, "qwen3")), tmp_path, lambda line: None)
     assert {DECODE_TRACE, PREFILL_TRACE} <= {path.name for path in folder.iterdir()}
     assert record.analysis is not None and record.analysis.timeline_gaps_s is None
-    completed = profile_trace(folder / DECODE_TRACE, run=folder, is_its_own=True).record
+    completed = profile_trace(folder / DECODE_TRACE, run=folder).record
     assert completed is not None and completed.analysis is not None
     assert completed.analysis.timeline_gaps_s is not None
     (found,) = [event for event in load_events(folder) if isinstance(event, TraceEvent)]
@@ -104,6 +104,17 @@ def test_an_engine_that_takes_none_says_so(tmp_path: Path) -> None:
     scripted = config("qwen3-0.6b", engine={"kind": "scripted"})
     with pytest.raises(ConfigError, match="takes no trace"):
         run_bench(scripted, tmp_path, lambda line: None)
+
+
+def test_steps_from_a_certain_one_on_have_its_context(tmp_path: Path) -> None:
+    """Behind a prompt of 9 the step after 20 others attends to 30 places; of its four the mean is 31."""
+    traced = config(tiny_config(tmp_path, "qwen3"), profile={"decode_steps": STEPS, "first_step": 20})
+    folder, _, _ = run_bench(traced, tmp_path, lambda line: None)
+    assert profile_trace(folder / DECODE_TRACE, run=folder).profile.mean_context == 31
+    elsewhere = folder.parent / DECODE_TRACE
+    elsewhere.write_bytes((folder / DECODE_TRACE).read_bytes())
+    everywhere = profile_trace(elsewhere, run=folder).profile
+    assert everywhere.mean_context == 9 + 20, "of all steps of the run, 10 to 48"
 
 
 def test_steps_beyond_the_answer_are_refused(tmp_path: Path) -> None:

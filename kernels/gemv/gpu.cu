@@ -2,14 +2,18 @@
 //
 // Each weight is used once per row of x, so all that counts is how the weight is read. A wave takes `rows_per_wave`
 // rows of the weight and its lanes walk along them side by side, 128 bits each: 512 or 1024 contiguous bytes of every
-// row at a time. Each lane asks for kInFlight packs before it uses the first (rows x columns of them), and with
-// double_buffer for the next turn's too, so that memory has work while the products are summed. Weights are loaded as
-// streaming: read once, they would drive x out of the caches. x is small and read by all, so it comes from the caches,
-// once for all rows of a wave: shared memory would cost a copy and a barrier to hold what the first-level cache holds
-// anyway.
+// row at a time, as long as the row lasts. Each lane asks for kInFlight packs before it uses the first (rows x columns
+// of them), and with double_buffer for the next turn's too, so that memory has work while the products are summed.
+// What is less than such a turn, at the end of a row or part, is read by a pack of each row at a time: one shorter than
+// a turn has only rows_per_wave packs a lane on their way, and one of fewer packs than lanes leaves lanes idle.
+// Weights are loaded as streaming: read once, they would drive x out of the caches. x is small and read by all, so it
+// comes from the caches, once for all rows of a wave: shared memory would cost a copy and a barrier to hold what the
+// first-level cache holds anyway.
 //
-// split_k cuts the columns into parts with a wave each, for weights of too few rows to keep the card busy. Parts are
-// summed by a second kernel in fixed order, never by atomics: the same inputs give the same bits.
+// split_k cuts the columns into parts with a wave each, for weights of too few rows to keep the card busy. Parts of
+// aligned rows begin with lines of 128 bytes, counted from the row's begin, since two waves would each fetch a line
+// that they share. Parts are summed by a second kernel in fixed order, never by atomics: the same inputs give the same
+// bits.
 //
 // Rows that do not begin at a multiple of 16 bytes (a ragged k) are read by scalars up to the first such multiple and
 // from the last one on, packs in between. x is then read by elements.
@@ -22,6 +26,7 @@ constexpr int kMaxThreads = 256;  // larger blocks leave a lane fewer than 255 r
 constexpr int kMaxRows = 8;       // of x
 constexpr int kMaxSums = 16;      // rows of x times rows of the weight: more sums spill from the registers
 constexpr int kInFlight = 4;
+constexpr int kLinePacks = 128 / sizeof(Pack);
 constexpr int kCombineThreads = 256;
 constexpr int64_t kMaxSplits = 64;
 
@@ -56,9 +61,19 @@ DEVICE void store_sum(const Gemv<T>& g, int64_t m, int64_t n, float sum) {
     g.partials[(block_index_y() * g.m + m) * g.n + n] = sum;
 }
 
-// The block's part of `count` columns or packs.
+// Where a part of `count` columns, packs or lines begins.
 template <class T>
 DEVICE int64_t split_begin(const Gemv<T>& g, int64_t count, int64_t split) { return count * split / g.split_k; }
+
+// In packs, of an aligned row: whole lines to each part, or packs where there are fewer lines than parts, so that no
+// part is empty for the sake of lines.
+template <class T>
+DEVICE int64_t part_begin(const Gemv<T>& g, int64_t split) {
+  const int64_t num_packs = g.k / kPackSize<T>, num_lines = (num_packs + kLinePacks - 1) / kLinePacks;
+  if (num_lines < g.split_k) return split_begin(g, num_packs, split);
+  const int64_t begin = split_begin(g, num_lines, split) * kLinePacks;
+  return begin < num_packs ? begin : num_packs;
+}
 
 // Rows beyond the last stand for it: their lanes load and add as the others do, and store nothing.
 DEVICE int64_t clamped(int64_t index, int64_t count) { return index < count ? index : count - 1; }
@@ -112,9 +127,8 @@ KERNEL(kMaxThreads) gemv_rows(Gemv<T> g, int waves_per_block) {
   UNROLL for (int r = 0; r < kRows; ++r) rows[r] = g.weight + clamped(first + r, g.n) * g.k;
   float sums[kRows][kM] = {};
 
-  const int64_t num_packs = g.k / kPackSize<T>;
-  const int64_t end = split_begin(g, num_packs, block_index_y() + 1);
-  int64_t base = split_begin(g, num_packs, block_index_y());
+  const int64_t end = part_begin(g, block_index_y() + 1);
+  int64_t base = part_begin(g, block_index_y());
   if constexpr (kDoubleBuffer) {
     // Two buffers in registers: while one is summed, the other's loads are on their way. The last turn loads again what
     // it has, rather than behind the row.

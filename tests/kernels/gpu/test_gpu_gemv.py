@@ -73,6 +73,27 @@ def test_every_variant(gpu, dtype):
         check_exact(gpu, (dtype, "f32"), 2, 7, 131, rows=rows, split=split, double=double, waves=1)
 
 
+@pytest.mark.parametrize(
+    "dtype, k, columns",
+    [("bf16", 896, [192, 256, 192, 256]), ("f32", 96, [32, 32, 32]), ("f16", 136, [64, 64, 8]),
+     ("bf16", 136, [32, 32, 32, 40]), ("f16", 16, [0, 8, 8]), ("bf16", 64 * 64, [64] * 64)],
+)  # fmt: skip
+def test_parts_of_a_row_begin_with_lines_where_there_are_enough(gpu, dtype, k, columns):
+    """A part of a product of ones is the number of its columns."""
+    x, weight = shifted(np.ones((1, k)), dtype, 0), shifted(np.ones((3, k)), dtype, 0)
+    out, partials = Guarded((1, 3), "f32"), Guarded((len(columns), 3), "f32")
+    sizes = (1, 3, k, k, 3, gpu.wave, 1, 2, len(columns), 0, None)
+    assert gpu("gemv", f"gemv_{dtype}_f32", x, weight, None, out, partials, *sizes) == 0
+    np.testing.assert_array_equal(partials.result(), np.repeat(columns, 3).reshape(-1, 3))
+    assert (out.result() == k).all()
+
+
+@pytest.mark.parametrize("splits", [2, 3, 16, 33, 64])
+def test_every_column_counts_once_in_any_number_of_parts(gpu, splits):
+    for k in (8, 120, 136, 1048):
+        check_exact(gpu, ("bf16", "f32"), 1, 3, k, split=splits, waves=1)
+
+
 @pytest.mark.parametrize("dtype, offset", [("bf16", 1), ("bf16", 7), ("f16", 4), ("f32", 3)])
 def test_rows_off_sixteen_bytes(gpu, dtype, offset):
     for k in (3, 64, 77):

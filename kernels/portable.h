@@ -17,8 +17,9 @@
 #include <cstring>
 #include <type_traits>
 
-// What one lane moves by one 128-bit instruction. 32 lanes take 512 contiguous bytes: four whole lines of 128 bytes,
-// which the memory controller serves by the fewest transactions per byte (coalescing).
+// What one lane moves by one 128-bit instruction. 32 lanes take 512 contiguous bytes. Where those begin with a line of
+// 128 bytes they are four whole lines, which the memory controller serves by the fewest transactions per byte
+// (coalescing); else they touch a fifth. Rows whose size is no multiple of 128 bytes begin anywhere in a line.
 struct alignas(16) Pack {
   uint32_t words[4];
 };

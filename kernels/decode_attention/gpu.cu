@@ -78,10 +78,9 @@ struct Slice {
   DEVICE_MEMBER bool has(int i) const { return first + i * kTeam < num_packs; }
   DEVICE_MEMBER int64_t column(int i) const { return (first + i * kTeam) * kPackSize<T>; }
 
-  // A zero pack where the lane has none.
-  DEVICE_MEMBER void load(const T* row, Pack (&packs)[kPacks]) const {
-    UNROLL for (int i = 0; i < kPacks; ++i) packs[i] = has(i) ? load_pack_streaming(row + column(i)) : Pack{};
-  }
+  // A zero pack where the lane has none. Places stream, read once; a query is read by all teams and all splits.
+  DEVICE_MEMBER Pack query(const T* row, int i) const { return has(i) ? load_pack(row + column(i)) : Pack{}; }
+  DEVICE_MEMBER Pack place(const T* row, int i) const { return has(i) ? load_pack_streaming(row + column(i)) : Pack{}; }
 };
 
 template <class T, int kPacks>
@@ -166,7 +165,8 @@ KERNEL(kWaves* kWave) attend_split(Attention<T> a) {
   Softmax<kHeads, kValues> softmax = {};
   const int64_t q_row = (request * a.num_kv_heads + kv_head) * a.group + first_head;
   UNROLL for (int h = 0; h < kHeads; ++h) {
-    slice.load(a.q + (q_row + (h < num_heads ? h : 0)) * a.head_dim, q[h]);  // heads too many compute the first again
+    const T* row = a.q + (q_row + (h < num_heads ? h : 0)) * a.head_dim;  // heads too many compute the first again
+    UNROLL for (int i = 0; i < kPacks; ++i) q[h][i] = slice.query(row, i);
     softmax.maximum[h] = -INFINITY;
   }
   // All lanes make the same number of turns, since shuffles need them all. A place behind the end stands for the last
@@ -176,8 +176,8 @@ KERNEL(kWaves* kWave) attend_split(Attention<T> a) {
     UNROLL for (int p = 0; p < kPlaces; ++p) {
       const int64_t place = turn + p * kTeams + team;
       const int64_t offset = a.cache.offset(request, kv_head, place < end ? place : end - 1);
-      slice.load(a.k_cache + offset, keys[p]);
-      slice.load(a.v_cache + offset, values[p]);
+      UNROLL for (int i = 0; i < kPacks; ++i) keys[p][i] = slice.place(a.k_cache + offset, i);
+      UNROLL for (int i = 0; i < kPacks; ++i) values[p][i] = slice.place(a.v_cache + offset, i);
     }
     UNROLL for (int h = 0; h < kHeads; ++h) {
       float scores[kPlaces];

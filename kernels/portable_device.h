@@ -74,13 +74,18 @@ DEVICE PackVector vector_of(const Pack& pack) {
   return PackVector{pack.words[0], pack.words[1], pack.words[2], pack.words[3]};
 }
 DEVICE Pack load_pack(const void* from) { return pack_of(*(ConstGlobalPack*)from); }
+DEVICE void store_pack(void* to, const Pack& pack) { *(GlobalPack*)to = vector_of(pack); }
+#if __has_builtin(__builtin_nontemporal_load) && __has_builtin(__builtin_nontemporal_store)
 DEVICE Pack load_pack_streaming(const void* from) {
   return pack_of(__builtin_nontemporal_load((ConstGlobalPack*)from));
 }
-DEVICE void store_pack(void* to, const Pack& pack) { *(GlobalPack*)to = vector_of(pack); }
 DEVICE void store_pack_streaming(void* to, const Pack& pack) {
   __builtin_nontemporal_store(vector_of(pack), (GlobalPack*)to);
 }
+#else  // a vendor's compiler may lack them: without the mark, and as wide
+DEVICE Pack load_pack_streaming(const void* from) { return load_pack(from); }
+DEVICE void store_pack_streaming(void* to, const Pack& pack) { store_pack(to, pack); }
+#endif
 #else
 DEVICE Pack pack_of(uint4 v) { return {{v.x, v.y, v.z, v.w}}; }
 DEVICE uint4 vector_of(const Pack& pack) { return {pack.words[0], pack.words[1], pack.words[2], pack.words[3]}; }

@@ -134,7 +134,7 @@ def kernels_by_words(folder: Path, loader: str, num_loaders: int) -> Path:
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])
 def test_a_reader_by_words_is_found(tmp_path, target):
-    kernels = kernels_by_words(tmp_path, r"load_pack\w*", 4)  # two on each platform
+    kernels = kernels_by_words(tmp_path, r"load_pack\w*", 5)  # two on each platform, and one without HIP's builtin
     text = assembly(kernels / "read_probe/gpu.cu", target, tmp_path)
     assert len(narrow_readers(text, platform_of(target), "read_probe")) == 16
 
@@ -143,9 +143,19 @@ def test_a_reader_by_words_is_found(tmp_path, target):
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])
 def test_a_streaming_load_by_words_is_found(tmp_path, target, op):
     """The rows of x are still loaded by 128 bits: they must not hide it."""
-    kernels = kernels_by_words(tmp_path, "load_pack_streaming", 2)
+    kernels = kernels_by_words(tmp_path, "load_pack_streaming", 3)
     text, platform = assembly(kernels / op / "gpu.cu", target, tmp_path), platform_of(target)
     assert len(narrow_readers(text, platform, op)) == len(loads(text, platform, READERS[op]))
+
+
+def test_a_compiler_without_the_builtins_of_streaming_still_loads_packs(tmp_path):
+    """Builtins that no compiler has stand for them."""
+    copy = shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    header = copy / "portable_device.h"
+    header.write_text(header.read_text().replace("__builtin_nontemporal_", "__builtin_that_is_missing_"))
+    text = assembly(copy / "read_probe/gpu.cu", "gfx906", tmp_path)
+    assert narrow_readers(text, "hip", "read_probe") == []
+    assert not any(count["streams"] for count in loads(text, "hip", READERS["read_probe"]).values())
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx906"])

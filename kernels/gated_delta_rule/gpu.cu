@@ -9,6 +9,12 @@
 // lane holds its packs of S in registers from the one read to the one write. Blocks of a head each compute its q and k:
 // some hundred values, from the caches.
 //
+// S is not loaded or stored as streaming, as gemv's weights are: what is read is written back by the same lane, and
+// read again in the next step, so it may stay in a cache that is large enough. Nor are there parameters to tune as
+// there. A lane asks for all of its rows at once, before anything else: there is no next turn to buffer, and no number
+// of rows to choose. Rows can't be split between blocks: the correction needs the sum over all of them, after the read
+// and before the write, so that blocks would wait for each other or read S twice.
+//
 // The norm needs a whole head, and the convolution's state may move on only after all blocks have read it: a second
 // kernel does both.
 #include "../portable.h"

@@ -1,6 +1,7 @@
 """Where a gpu.cu runs in a test: on the host, lane by lane, or on a card. Tests hand over numpy arrays either way."""
 
 import ctypes
+from pathlib import Path
 
 import numpy as np
 from native_calls import Guarded, Kernels
@@ -10,13 +11,15 @@ from harness.kernel_build import kernel_source
 
 
 class HostDevice:
-    """Lanes are fibres, in ascending or descending order, in waves of the given width."""
+    """Lanes are fibres, in ascending or descending order, in waves of the given width. kernels: another folder of them
+    than ours."""
 
-    def __init__(self, wave: int, *, reverse: bool) -> None:
-        self.wave, self._reverse = wave, reverse
+    def __init__(self, wave: int, *, reverse: bool, kernels: "Path | None" = None) -> None:
+        self.wave, self._reverse, self._kernels = wave, reverse, kernels
 
     def load(self, op: str) -> ctypes.CDLL:
-        return load_gpu_kernel(kernel_source(op, "gpu.cu"), "host")
+        source = kernel_source(op, "gpu.cu") if self._kernels is None else self._kernels / op / "gpu.cu"
+        return load_gpu_kernel(source, "host")
 
     def __call__(self, op: str, name: str, *arguments: "np.ndarray | Guarded | int | float | None") -> int:
         """The kernel's result, 0 where all went well; a stream is added to its arguments."""

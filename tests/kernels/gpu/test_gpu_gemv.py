@@ -1,10 +1,14 @@
 """kernels/gemv/gpu.cu against float64: ragged and unaligned rows, all parameters, what it refuses."""
 
 import itertools
+import shutil
 
 import numpy as np
 import pytest
+from gpu_devices import HostDevice
 from native_calls import Guarded, assert_close, exact, stored
+
+from harness.resources import kernels_dir
 
 KINDS = [("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16"), ("f16", "f32"), ("f32", "f32")]
 ROUNDING = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-23}
@@ -145,3 +149,15 @@ def test_what_it_refuses(gpu, m, rows, waves, split, double, code):
 def test_a_wave_that_is_not_there_is_refused(gpu):
     x, out = stored(np.ones((1, 64)), "f32"), Guarded((1, 1), "f32")
     assert gpu("gemv", "gemv_f32_f32", x, x, None, out, None, 1, 1, 64, 64, 1, 16, 1, 4, 1, 0) == -1
+
+
+@pytest.mark.compiler
+def test_a_team_sum_over_32_lanes_shows_at_64(tmp_path):
+    """In the very function that kernels call: what CUDA would never miss, and gfx9 would."""
+    kernels = shutil.copytree(kernels_dir(), tmp_path / "kernels")
+    header, sum_of_all = kernels / "portable.h", "int distance = kTeam / 2;"
+    assert header.read_text().count(sum_of_all) == 1
+    header.write_text(header.read_text().replace(sum_of_all, "int distance = (kTeam < 32 ? kTeam : 32) / 2;"))
+    for wave in (32, 64):
+        out, expected, _ = run(HostDevice(wave, reverse=False, kernels=kernels), ("f32", "f32"), 1, 3, 520)
+        assert (out == expected).all() == (wave == 32)

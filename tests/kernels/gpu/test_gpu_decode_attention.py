@@ -1,10 +1,19 @@
 """kernels/decode_attention/gpu.cu against float64: contiguous and paged caches, NaN in places that are not filled."""
 
+import itertools
+
 import numpy as np
 import pytest
 from native_calls import Guarded, assert_close, exact, stored
 
 ROUNDING = {"bf16": 2.0**-8, "f16": 2.0**-11, "f32": 2.0**-20}
+CONTEXTS, GROUPS, HEAD_DIMS, DTYPES = (1, 127, 128, 129), range(1, 9), (64, 96, 128, 256), ("bf16", "f16", "f32")
+PAIRS = [
+    (CONTEXTS[c], GROUPS[g], HEAD_DIMS[(c + g) % 4], DTYPES[(c + g // 3) % 3], (None, 16)[(g // 4 + c // 2) % 2])
+    for g in range(8)
+    for c in range(4)
+]
+"""Each value of one with each value of another, in as few cases as contexts and groups take."""
 
 
 def data(dtype, contexts, kv_heads, group, head_dim, scale=1.0):
@@ -77,6 +86,17 @@ def test_groups(gpu, kernel_reference, group):
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
 def test_head_dims(gpu, kernel_reference, dtype, head_dim):
     check(gpu, kernel_reference, dtype, [40], 3, head_dim)
+
+
+@pytest.mark.parametrize("context, group, head_dim, dtype, block_size", PAIRS)
+def test_sizes_by_pairs(gpu, kernel_reference, context, group, head_dim, dtype, block_size):
+    check(gpu, kernel_reference, dtype, [context], group, head_dim, kv_heads=1, block_size=block_size)
+
+
+def test_each_pair_of_sizes_is_there():
+    sizes = (CONTEXTS, GROUPS, HEAD_DIMS, DTYPES, (None, 16))
+    for first, second in itertools.combinations(range(5), 2):
+        assert {(case[first], case[second]) for case in PAIRS} == set(itertools.product(sizes[first], sizes[second]))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 7, 64])

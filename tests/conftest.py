@@ -8,12 +8,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from compilers import command_for
 from hypothesis import settings
 
 from harness import gpu_build, kernel_build
 from harness.cpu_pool import CpuPool
-from harness.errors import UnavailableError
-from harness.kernel_build import find_compiler
 from harness.kernel_reference import kernel_reference as load_reference
 
 # The same examples every time: a suite that fails one day in ten teaches nobody anything.
@@ -24,18 +23,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     sys.modules["fla"] = None  # type: ignore[assignment]
 
 
-def _no_compiler() -> bool:
-    try:
-        find_compiler()
-    except UnavailableError:
-        return True
-    return False
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "torch": importlib.util.find_spec("torch") is None,
-        "compiler": _no_compiler(),
         "reference": importlib.util.find_spec("transformers") is None,
         "vllm": importlib.util.find_spec("vllm") is None,
     }
@@ -43,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, is_missing in missing.items():
             if is_missing and item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.skip(reason=f"no {marker} here"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("compiler"):
+        command_for(gpu_build.HOST)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from compilers import command_for
 
 torch = pytest.importorskip("torch")
 
@@ -124,7 +125,10 @@ def test_a_replayed_graph_counts(backend: str, tmp_path: Path) -> None:
     """What was captured while nobody counted it: the capture itself runs no kernel."""
     if not torch.cuda.is_available():
         pytest.skip("no GPU that torch sees")
-    session = opened(tmp_path, (product(backend, 1),), captures=True, machine=open_machine("cuda", tmp_path))
+    machine = open_machine("cuda", tmp_path)
+    if backend == "gpu-gemv":
+        command_for(machine.executor.device.arch or "")
+    session = opened(tmp_path, (product(backend, 1),), captures=True, machine=machine)
     linear, graph = layer(session, "cuda"), torch.cuda.CUDAGraph()
     x = torch.randn(1, K, device="cuda")
     for _ in range(3):

@@ -1,9 +1,12 @@
 """Where a gpu.cu runs in a test: on the host, lane by lane, or on a card. Tests hand over numpy arrays either way."""
 
 import ctypes
+import importlib.util
 from pathlib import Path
 
 import numpy as np
+import pytest
+from compilers import command_for
 from native_calls import Guarded, Kernels
 
 from harness.gpu_build import load_gpu_kernel
@@ -37,10 +40,10 @@ class CardDevice:
         properties = torch.cuda.get_device_properties(0)
         self.wave = properties.warp_size
         is_hip = torch.version.hip is not None
-        self._target = properties.gcnArchName if is_hip else f"sm_{properties.major}{properties.minor}"
+        self.target = properties.gcnArchName if is_hip else f"sm_{properties.major}{properties.minor}"
 
     def load(self, op: str) -> ctypes.CDLL:
-        return load_gpu_kernel(kernel_source(op, "gpu.cu"), self._target)
+        return load_gpu_kernel(kernel_source(op, "gpu.cu"), self.target)
 
     def __call__(self, op: str, name: str, *arguments: "np.ndarray | Guarded | int | float | None") -> int:
         import torch
@@ -53,6 +56,18 @@ class CardDevice:
             if isinstance(argument, Guarded):
                 argument.all.view(np.uint8)[...] = copy[0].cpu().numpy()
         return result
+
+
+def card_device() -> CardDevice:
+    """The card that torch sees; without one, or without its compiler, the test is skipped."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            card = CardDevice()
+            command_for(card.target)
+            return card
+    pytest.skip("no GPU that torch sees")
 
 
 def _on_card(argument):

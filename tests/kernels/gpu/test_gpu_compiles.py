@@ -7,8 +7,11 @@ import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from compilers import command_for
+from gpu_devices import card_device
 
 from harness.errors import UnavailableError
 from harness.gpu_build import compile_command, load_gpu_kernel, most_shared_bytes, platform_of, wave_widths
@@ -36,10 +39,7 @@ KERNEL_BODY = {"cuda": r"\.entry (\w+)\((.*?)\n}", "hip": r"\n(_Z\w+):(.*?)\n\.L
 
 
 def command_of(target: str) -> list[str]:
-    try:
-        command, flags = compile_command(target)
-    except UnavailableError as error:
-        pytest.skip(error.what)
+    command, flags = command_for(target)
     return [*command, *(flag for flag in flags if flag != "-shared"), f"-I{kernels_dir()}"]
 
 
@@ -210,6 +210,18 @@ def test_a_compiler_that_is_missing_or_given(monkeypatch, tmp_path, variable, ta
     monkeypatch.setattr("harness.kernel_build.shutil.which", os.path.abspath)
     monkeypatch.setenv(variable, "/my/compiler --quick")
     assert compile_command(target)[0][-2:] == ["/my/compiler", "--quick"]
+
+
+@pytest.mark.torch
+def test_a_card_without_its_compiler_is_skipped(monkeypatch):
+    card = SimpleNamespace(warp_size=32, major=9, minor=0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: card)
+    monkeypatch.setattr("torch.version.hip", None)
+    monkeypatch.setenv("NVCC", "/no/such/nvcc")
+    monkeypatch.delenv("HARNESS_REQUIRE_COMPILERS", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="/no/such/nvcc"):
+        card_device()
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ Launch = Callable[[], None]
 
 class Case(NamedTuple):
     launch: Launch
-    streams: dict[str, int]
-    """Kernel: bytes that one trip of its loop asks for, which have to come in loads of 128 bits."""
+    streams: dict[str, dict[str, int]]
+    """Kernel: what its source says on the line of a tl.load: bytes that one trip of its loop asks for there, which have
+    to come in loads of 128 bits, or as wide as a lane's share of them is."""
 
 
 def empty(*shape: int, dtype: str = "bfloat16"):
@@ -29,12 +30,12 @@ def calls(counted: bool):
 def read(kernels) -> Case:
     config = kernels.CONFIGS[1]
     launch = kernels.bind_read(empty(2**27, dtype="int64"), empty(1, dtype="int64"), config)
-    return Case(launch, {"sum_words": config.block_words * 8})
+    return Case(launch, {"sum_words": {"tl.load(words": config.block_words * 8}})
 
 
 def copy(kernels) -> Case:
     config, words = kernels.CONFIGS[1], empty(2**27, dtype="int64")
-    return Case(kernels.bind_copy(words, words, config), {"copy_words": config.block_words * 8})
+    return Case(kernels.bind_copy(words, words, config), {"copy_words": {"tl.load(source": config.block_words * 8}})
 
 
 def write(kernels) -> Case:
@@ -42,12 +43,19 @@ def write(kernels) -> Case:
 
 
 def gemv(
-    kernels, m: int, index: int, *, k: int = 5120, dtype: str = "bfloat16", bias: bool = False, counted: bool = False
-) -> Case:
-    config, n = kernels.CONFIGS[index], 34816
-    x, weight, out = empty(m, k, dtype=dtype), empty(n, k, dtype=dtype), empty(m, n, dtype=dtype)
+    kernels, m: int, index: int, *, stride: int = 5120, dtype: str = "bfloat16", bias: bool = False,
+    counted: bool = False,
+) -> Case:  # fmt: skip
+    """stride: of the weight's rows."""
+    config, n, k = kernels.CONFIGS[index], 34816, 5120
+    x, weight, out = empty(m, k, dtype=dtype), empty(n, stride, dtype=dtype)[:, :k], empty(m, n, dtype=dtype)
     launch = kernels.bind_gemv(x, weight, empty(n, dtype=dtype) if bias else None, out, config, calls(counted))
-    return Case(launch, {"gemv": config.block_n * config.block_k * x.element_size()})
+    return Case(launch, {"gemv": {"tl.load(tile": config.block_n * config.block_k * x.element_size()}})
+
+
+def of_both(num_bytes: int) -> dict[str, int]:
+    """Keys and values."""
+    return {"tl.load(k_cache": num_bytes, "tl.load(v_cache": num_bytes}
 
 
 def decode(kernels, group: int, head_dim: int, index: int, *, paged: bool = False, dtype: str = "bfloat16") -> Case:
@@ -60,14 +68,14 @@ def decode(kernels, group: int, head_dim: int, index: int, *, paged: bool = Fals
     else:
         cache = empty(1, kv_heads, 32768, head_dim, dtype=dtype)
         launch = kernels.bind_contiguous(q, cache, cache, context, q, config)
-    return Case(launch, {"attend": 2 * config.block * head_dim * q.element_size()})
+    return Case(launch, {"attend": of_both(config.block * head_dim * q.element_size())})
 
 
 def prefill(kernels, head_dim: int, index: int, *, dtype: str = "bfloat16") -> Case:
     config, q = kernels.CONFIGS[index], empty(512, 32, head_dim, dtype=dtype)
     cache = empty(8, 32768, head_dim, dtype=dtype)
     launch = kernels.bind_prefill(q, cache, cache, empty(1, dtype="int64"), q, config)
-    return Case(launch, {"attend": 2 * config.block_keys * head_dim * q.element_size()})
+    return Case(launch, {"attend": of_both(config.block_keys * head_dim * q.element_size())})
 
 
 def delta(kernels, m: int, index: int, *, dtype: str = "bfloat16") -> Case:
@@ -80,7 +88,8 @@ def delta(kernels, m: int, index: int, *, dtype: str = "bfloat16") -> Case:
     bind = kernels.bind_decode if m == 1 else load_triton("gated_delta_rule", "triton_chunks.py").bind_prefill
     launch = bind(inputs, weights, state, empty(m, heads * dim, dtype=dtype), key_heads, config)
     state_bytes = dim * config.block_v * 4
-    return Case(launch, {"step": state_bytes, "chunks": state_bytes})
+    streams = {"step": {"before = tl.load(place": state_bytes}, "chunks": {"s = tl.load(place": state_bytes}}
+    return Case(launch, streams)
 
 
 def elementwise(kernels, *, dtype: str = "bfloat16") -> Case:
@@ -105,8 +114,9 @@ def elementwise(kernels, *, dtype: str = "bfloat16") -> Case:
         for each in launches:
             each()
 
-    # A row and its weight; of silu_mul the gate alone, since 64 lanes load a block of bf16 by 64 bits each.
-    return Case(launch, {"rmsnorm": 2 * width * x.element_size(), "silu_mul": block * x.element_size()})
+    row, part = width * x.element_size(), block * x.element_size()
+    norm = {"tl.load(x + row": row, "tl.load(weight + columns": row}
+    return Case(launch, {"rmsnorm": norm, "silu_mul": {"tl.load(gate + row": part, "tl.load(up": part}})
 
 
 ALL = frozenset({"sm_80", "sm_90", "gfx906", "gfx90a", "gfx942"})

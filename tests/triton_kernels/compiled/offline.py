@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,13 @@ TARGETS = {
     "gfx90a": ("hip", "gfx90a", 64),
     "gfx942": ("hip", "gfx942", 64),
 }
-# 128 bits a lane in any spelling: a load to registers, or an asynchronous copy of 16 bytes to shared memory.
-WIDE = {
-    "cuda": r"ld\.global[\w.:]*\.(?:v4\.[bfu]32|v2\.[bfu]64)\b|cp\.async\.\w+\.shared\.global[^;]*,\s*(?:0x10|16)\b",
-    "hip": r"\b(?:global|buffer|flat)_load_(?:dwordx4|b128)\b",
+# A load to registers, or an asynchronous copy to shared memory. AMD's reloads of what was spilled look alike.
+LOADS = {
+    "cuda": r"\bld\.global[\w.:]*?(?:\.v(?P<count>\d))?\.[bfsu](?P<bits>\d+)\b"
+    r"|\bcp\.async\.\w+\.shared\.global[^;]*?\],\s*(?P<bytes>\w+)",
+    "hip": r"\b(?:global|buffer|flat)_load_(?P<type>\w+)\b(?!.*Folded Reload)",
 }
+AMD_BYTES = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ class Call:
 
 @dataclass(frozen=True)
 class Compiled:
-    wide_loads: int
-    """Instructions that load 128 bits a lane; those of an unrolled or pipelined loop count each time."""
+    loads: dict[tuple[str, int], list[int]]
+    """Source file and line: bytes a lane that each of its instructions loads from global memory; those of an unrolled
+    or pipelined loop are there each time. Line 0: the compiler has lost it."""
     spilled: int
     """Registers (AMD) or bytes (CUDA) that a lane keeps in memory for want of registers."""
     lanes: int
@@ -86,7 +90,34 @@ def compile_for(call: Call, target: str) -> Compiled:
     binary = triton.compile(source, target=GPUTarget(backend, arch, lanes), options=options)
     text = binary.asm["ptx" if backend == "cuda" else "amdgcn"]
     spilled = _spilled_cuda(binary.asm["cubin"]) if backend == "cuda" else _spilled_amd(text)
-    return Compiled(len(re.findall(WIDE[backend], text)), spilled, lanes * options["num_warps"])
+    return Compiled(_loads(text, backend), spilled, lanes * options["num_warps"])
+
+
+def _loads(text: str, backend: str) -> dict[tuple[str, int], list[int]]:
+    """By the assembly's `.loc`, which is where an instruction's innermost inlined source lies.
+
+    CUDA's masked loads are inline assembly, whose lines LLVM counts up from the tl.load's: the first counts for all.
+    """
+    names = {number: re.findall(r'[^"/]+(?=")', path)[-1] for number, path in re.findall(r"\.file\s+(\d+) (.*)", text)}
+    loads, place, is_inline, is_first = defaultdict(list), ("", 0), False, True
+    for line in text.splitlines():
+        if "inline asm" in line:
+            is_inline, is_first = "begin" in line, True
+        elif found := re.match(r"\s*\.loc\s+(\d+) (\d+)", line):
+            if is_first:
+                place = names[found[1]], int(found[2])
+            is_first = not is_inline
+        elif found := re.search(LOADS[backend], line):
+            loads[place].append(_bytes(found.groupdict()))
+    return dict(loads)
+
+
+def _bytes(load: dict[str, str]) -> int:
+    if "type" in load:
+        return AMD_BYTES.get(load["type"], 2)  # bytes and halves, into registers of all kinds
+    if load["bytes"]:
+        return int(load["bytes"], 0)
+    return int(load["count"] or 1) * int(load["bits"]) // 8
 
 
 def _type_of(value: Any) -> str:

@@ -1,8 +1,11 @@
 """Every Triton kernel compiles for each kind of card, without spills, and streams in loads of 128 bits."""
 
+import inspect
+from pathlib import Path
+
 import pytest
 from cases import CASES, Case, empty, gemv
-from offline import TARGETS, calls_of, compile_for
+from offline import TARGETS, Call, calls_of, compile_for
 
 # gfx906 multiplies without matrix cores, and LLVM wants a whole row and column of 128 in registers for that.
 ALLOWED_SPILLS = {("chunks", "gfx906"): 80}
@@ -16,8 +19,20 @@ def check(case: Case, target: str) -> None:
         compiled = compile_for(call, target)
         allowed = ALLOWED_SPILLS.get((name, target), 0)
         assert compiled.spilled <= allowed, f"{name} spills {compiled.spilled} on {target}"
-        wanted = case.streams.get(name, 0) // (16 * compiled.lanes)
-        assert compiled.wide_loads >= wanted, f"{name} has {compiled.wide_loads} of {wanted} wide loads on {target}"
+        assert not any(line == 0 for _, line in compiled.loads), f"{name} on {target}: loads of no line"
+        for text, num_bytes in case.streams.get(name, {}).items():
+            share = num_bytes // compiled.lanes
+            found, width = compiled.loads.get(line_of(call, text), []), min(16, share)
+            are_all = len(found) >= share // width and min(found) >= width
+            assert are_all, f"{name} on {target}: {text} has {found}, not {share} bytes in wide loads of {width}"
+
+
+def line_of(call: Call, text: str) -> tuple[str, int]:
+    """(file, line) of the kernel's source where it says so: a stream's loads are told from others by that."""
+    file = Path(inspect.getsourcefile(call.kernel.fn))
+    lines = [number for number, line in enumerate(file.read_text().splitlines(), start=1) if text in line]
+    assert len(lines) == 1, f"{file.name} has {text!r} on lines {lines}"
+    return file.name, lines[0]
 
 
 @pytest.mark.parametrize(
@@ -55,12 +70,13 @@ HELPERS = {
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_planted_narrow_load_shows(target):
-    """A row stride that is no multiple of 16 leaves the weight's addresses unaligned."""
+@pytest.mark.parametrize("m, index, dtype", [(2, 9, "float32"), (8, 0, "bfloat16")], ids=["fp32 split", "eight rows"])
+def test_a_planted_narrow_load_shows(m, index, dtype, target):
+    """A row stride that is no multiple of 16 leaves the weight's addresses unaligned, and x's loads as they are."""
     from harness.triton_kernels import load_triton
 
     with pytest.raises(AssertionError, match="wide loads"):
-        check(gemv(load_triton("gemv"), 1, 1, k=5121), target)
+        check(gemv(load_triton("gemv"), m, index, stride=5121, dtype=dtype), target)
 
 
 @pytest.mark.parametrize("target", TARGETS)

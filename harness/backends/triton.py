@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.specs.problem import Parameters
@@ -16,6 +16,6 @@ def config_of(op: str, parameters: Parameters) -> Any:
     return module.Config(**parameters) if parameters else module.CONFIGS[0]
 
 
-def declared(op: str) -> Sequence[Parameters]:
-    """The op's tuning space as settings."""
-    return [dataclasses.asdict(config) for config in load_triton(op).CONFIGS]
+def declared(op: str, fits: Callable[[Any], bool] = lambda config: True) -> Sequence[Parameters]:
+    """The op's tuning space as settings, as far as its Configs fit."""
+    return [dataclasses.asdict(config) for config in load_triton(op).CONFIGS if fits(config)]

@@ -3,8 +3,8 @@
 Each weight is used m times, 2 m FLOP for two bytes, where a card has some hundred FLOP for a byte: what counts is that
 the weight streams. So there is no tl.dot (a matrix core works on 16 rows, of which 8 or more would be padding) and a
 program keeps one fp32 accumulator for each weight of its tile and row of x: inside the loop no lane waits for another,
-and sums cross lanes once, after it. That bounds the tile: m * block_n * block_k / (lanes * num_warps) accumulators a
-lane should be at most 128 registers, or they spill to memory.
+and sums cross lanes once, after it. That bounds the tile: beyond 128 accumulators a lane they spill to memory, or, on
+AMD's cards with matrix cores, move to and from registers that only those compute with.
 """
 
 import functools
@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 MAX_ROWS = 8
+MAX_ACCUMULATORS = 128
+"""Of a lane."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -35,6 +37,10 @@ class Config:
     cache: str
     """How the weight passes the caches: ".cg" by L2 alone, since no weight is read twice; "" by L1 as well, whose
     misses some cards merge better."""
+
+    def fits(self, m: int, lanes: int) -> bool:
+        """Whether m rows' accumulators stay in the registers of such warps."""
+        return m * self.block_n * self.block_k <= MAX_ACCUMULATORS * lanes * self.num_warps
 
 
 CONFIGS = (

@@ -17,6 +17,7 @@ from harness.specs.problem import LinearProblem, Parameters
 from harness.triton_kernels import load_triton
 
 MAX_ROWS = 8
+MIN_LANES = 32
 
 
 @linear_backend("triton-gemv")
@@ -38,7 +39,10 @@ class TritonGemv(LinearBackend):
 
     @staticmethod
     def tuning(problem: LinearProblem, device: DeviceInfo) -> Sequence[Parameters]:
-        return declared("gemv") if triton_support(problem.dtype, device).ok else ()
+        """Those that keep their sums in registers; of a card that does not say how wide its waves are, narrow ones."""
+        if not triton_support(problem.dtype, device).ok:
+            return ()
+        return declared("gemv", lambda config: config.fits(problem.m, device.wave_width or MIN_LANES))
 
     def bind(self, x: Tensor, packed: AsLoaded, out: Tensor) -> Launch:
         """Counted by nobody, but by the same kernel: it was compiled, and timed, for all."""

@@ -210,6 +210,15 @@ def test_a_model_asks_for_every_setting_of_every_triton_backend():
     assert ["linear-attention" in reason for reason in reasons] == [True]
 
 
+@pytest.mark.parametrize("wave_width, counts", [(32, [11, 11, 6, 2]), (64, [11, 11, 11, 6]), (None, [11, 11, 6, 2])])
+def test_a_gemv_of_many_rows_is_built_with_the_tiles_that_fit(wave_width, counts):
+    from harness.backends.linear.triton_gemv import TritonGemv
+
+    card = CARD.model_copy(update={"wave_width": wave_width})
+    problems = [LINEAR.model_copy(update={"m": m}) for m in (1, 2, 4, 8)]
+    assert [len(TritonGemv.tuning(problem, card)) for problem in problems] == counts
+
+
 @pytest.mark.parametrize(
     "target, seen",
     [("sm_90", ("cuda", 90, 32)), ("sm_120a", ("cuda", 120, 32)), ("gfx90a:sramecc+:xnack-", ("hip", "gfx90a", 64)),

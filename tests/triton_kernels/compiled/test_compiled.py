@@ -95,3 +95,23 @@ def test_a_planted_spill_shows(target):
     launch = kernels.bind_gemv(empty(8, 5120), empty(34816, 5120), None, empty(8, 34816), config)
     with pytest.raises(AssertionError, match="gemv spills"):
         check(Case(launch, {}), target)
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx906", "gfx90a"])
+def test_no_offered_gemv_spills(target):
+    """Of each number of rows the tiles with the most accumulators: the others are the same code with fewer."""
+    from harness.backends.linear.triton_gemv import TritonGemv
+    from harness.specs.device import DeviceInfo
+    from harness.specs.problem import LinearProblem
+    from harness.triton_kernels import load_triton
+
+    kernels = load_triton("gemv")
+    card = DeviceInfo(kind="cuda", name="some card", arch=target, wave_width=TARGETS[target][2])
+    for m in (1, 2, 4, 8):
+        settings = TritonGemv.tuning(LinearProblem(m=m, n=34816, k=5120, dtype="BF16", bias=False), card)
+        offered = [kernels.Config(**setting) for setting in settings]
+        tiles = {(config.block_n, config.block_k, config.num_warps): config for config in offered}
+        most = max(n * k // warps for n, k, warps in tiles)
+        for (n, k, warps), config in tiles.items():
+            if n * k // warps == most:
+                check(gemv(kernels, m, kernels.CONFIGS.index(config)), target)

@@ -64,7 +64,7 @@ def test_silu_mul(kernels, reference, device, dtype, width):
 
 
 @dtypes
-@pytest.mark.parametrize("head_dim", [64, 96])
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_sigmoid_mul(kernels, reference, device, dtype, head_dim):
     before, gate = normals((2, 3, head_dim), dtype, device), strided((2, 3, head_dim), dtype, device, 1)
     x = Guarded((2, 3, head_dim), dtype, device, before)
@@ -110,9 +110,15 @@ def check_qk(kernels, reference, device, dtype, head_dim, half, norm, config, *,
 
 @dtypes
 @pytest.mark.parametrize("norm", [None, "plain", "centered"])
-@pytest.mark.parametrize("head_dim, half", [(64, 32), (96, 48), (128, 16)])
+@pytest.mark.parametrize("head_dim, half", [(64, 32), (96, 48), (128, 16), (256, 128)])
 def test_qk_norm_rope_cache(kernels, reference, device, dtype, norm, head_dim, half):
     check_qk(kernels, reference, device, dtype, head_dim, half, norm, kernels.CONFIGS[0])
+
+
+@pytest.mark.parametrize("dtype, context", zip(DTYPES, (127, 128, 129), strict=True))
+def test_places_beside_a_power_of_two(kernels, reference, device, dtype, context):
+    for m in (1, 3):
+        check_qk(kernels, reference, device, dtype, 64, 32, "plain", kernels.CONFIGS[0], m=m, context=context)
 
 
 @pytest.mark.parametrize("index", range(5))

@@ -11,7 +11,7 @@ OP = "gated_delta_rule"
 # norm makes what is small large: of the half types single values may err, the whole may not.
 TOLERANCE = {"bfloat16": 0.2, "float16": 0.02, "float32": 2e-5}
 RMS_TOLERANCE = {"bfloat16": 0.02, "float16": 0.002, "float32": 4e-6}
-SHAPES = [(2, 2, 32, 48, 4), (2, 3, 48, 32, 4), (3, 1, 16, 16, 2)]
+SHAPES = [(2, 2, 32, 48, 4), (2, 3, 48, 32, 4), (3, 1, 16, 16, 2), (1, 2, 128, 128, 4)]
 
 
 @pytest.fixture

@@ -33,6 +33,14 @@ def test_groups(kernels, reference, device, group):
     check(kernels, reference, device, "float32", 20, 45, group, 64, kernels.Config(16, 32, 1, 1))
 
 
+@pytest.mark.parametrize("group", range(1, 9))
+def test_each_group_beside_a_power_of_two(kernels, reference, device, group):
+    """Each size with two groups, of two types."""
+    m, context = [(1, 127), (16, 127), (33, 128), (1, 129)][group % 4]
+    config = kernels.Config(16, 32, 1, 1)
+    check(kernels, reference, device, DTYPES[group % 3], m, context, group, 64, config)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
 def test_head_dims(kernels, reference, device, dtype, head_dim):

@@ -1,7 +1,7 @@
 """Attention of one new query a request over its cache, in Triton: contiguous or paged.
 
 Every key and value is read once, for all the query heads that share it: they are the rows of one small product. A key
-is used by 1 to 8 queries, far too few to keep the card's arithmetic busy, so as with a gemv what counts is that the
+is used by 1 to 16 queries, far too few to keep the card's arithmetic busy, so as with a gemv what counts is that the
 cache streams. One request with 8 key heads would give 8 programs for some hundred processors: so the context is split
 as well, each split has its own softmax, and a second kernel puts the splits together (Flash-Decoding, Dao et al.,
 2023).
@@ -18,8 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_GROUP = 8
-HEAD_DIMS = (64, 96, 128, 256)
+MAX_GROUP = 16  # the rows of a matrix core's smallest product
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 16
+"""Sizes between powers of two leave lanes idle, and no bytes are loaded for those; matrix cores want 16."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOG2_E = 1.4426950408889634
 
@@ -192,7 +193,7 @@ def bind_contiguous(
     """out [requests, heads, head_dim] = attention of q, of the same shape, over the first context[r] places.
 
     Caches [requests, kv_heads, max_context, head_dim], a request's contiguous, requests with a stride; query heads
-    h * group to (h + 1) * group - 1 share key head h, group 1 to 8. context [requests], int64 or int32, on the device:
+    h * group to (h + 1) * group - 1 share key head h, group 1 to 16. context [requests], int64 or int32, on the device:
     0 gives zeros. q and out may have a stride between requests. All of one type: bf16, fp16 or fp32; sums are fp32.
     """
     block_stride, head_stride, place_stride, _ = k_cache.stride()
@@ -254,9 +255,11 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Te
     requests, heads, head_dim = q.shape
     if q.dtype not in DTYPES or any(tensor.dtype != q.dtype for tensor in (k_cache, v_cache, out)):
         raise ValueError(f"{q.dtype}, {k_cache.dtype}, {v_cache.dtype}, {out.dtype}: one type, bf16, fp16 or fp32")
-    if head_dim not in HEAD_DIMS or heads % kv_heads or not 1 <= heads // kv_heads <= MAX_GROUP:
+    is_head = 1 <= head_dim <= MAX_HEAD_DIM and head_dim % HEAD_DIM_STEP == 0
+    if not is_head or heads % kv_heads or not 1 <= heads // kv_heads <= MAX_GROUP:
         raise ValueError(
-            f"head_dim {head_dim}, {heads} query heads over {kv_heads}: the kernel has {HEAD_DIMS}, groups of 1 to 8"
+            f"head_dim {head_dim}, {heads} query heads over {kv_heads}: a head has a multiple of {HEAD_DIM_STEP}"
+            f" values, {MAX_HEAD_DIM} at most, and a group 1 to {MAX_GROUP} of them"
         )
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.shape[-1] != head_dim:
         raise ValueError(f"caches {tuple(k_cache.shape)}, {tuple(v_cache.shape)}: not alike, or not of q's head_dim")

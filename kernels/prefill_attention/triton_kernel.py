@@ -17,7 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HEAD_DIMS = (64, 96, 128, 256)
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 16
+"""Sizes between powers of two leave lanes idle, and no bytes are loaded for those; matrix cores want 16."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 LOG2_E = 1.4426950408889634
 
@@ -115,8 +116,11 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, out: Te
     (_, heads, head_dim), kv_heads = q.shape, k_cache.shape[0]
     if q.dtype not in DTYPES or any(tensor.dtype != q.dtype for tensor in (k_cache, v_cache, out)):
         raise ValueError(f"{q.dtype}, {k_cache.dtype}, {v_cache.dtype}, {out.dtype}: one type, bf16, fp16 or fp32")
-    if head_dim not in HEAD_DIMS or heads % kv_heads:
-        raise ValueError(f"head_dim {head_dim}, {heads} query heads over {kv_heads}: the kernel has {HEAD_DIMS}")
+    if not 1 <= head_dim <= MAX_HEAD_DIM or head_dim % HEAD_DIM_STEP or heads % kv_heads:
+        raise ValueError(
+            f"head_dim {head_dim}, {heads} query heads over {kv_heads}: a head has a multiple of {HEAD_DIM_STEP}"
+            f" values, {MAX_HEAD_DIM} at most, and a key head whole groups of them"
+        )
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride() or k_cache.shape[-1] != head_dim:
         raise ValueError(f"caches {tuple(k_cache.shape)}, {tuple(v_cache.shape)}: not alike, or not of q's head_dim")
     if context.dtype != torch.int64 or context.numel() != 1 or out.shape != q.shape:

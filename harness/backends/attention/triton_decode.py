@@ -16,8 +16,8 @@ from harness.specs.problem import AttentionProblem, Parameters
 from harness.triton_kernels import load_triton
 
 OP = "decode_attention"
-HEAD_DIMS = (64, 96, 128, 256)
-MAX_GROUP = 8
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 16
+MAX_GROUP = 16
 
 
 @attention_backend("triton-decode")
@@ -38,8 +38,9 @@ class TritonDecode(AttentionBackend):
         if problem.num_heads % problem.num_kv_heads or problem.num_heads // problem.num_kv_heads > MAX_GROUP:
             heads = f"{problem.num_heads} heads on {problem.num_kv_heads} key heads"
             return Support.no(f"{heads}: a group is 1 to {MAX_GROUP} whole heads", "use torch-sdpa")
-        if problem.head_dim not in HEAD_DIMS:
-            return Support.no(f"head_dim {problem.head_dim} is none of {HEAD_DIMS}", "use torch-sdpa")
+        if problem.head_dim % HEAD_DIM_STEP or problem.head_dim > MAX_HEAD_DIM:
+            what = f"head_dim {problem.head_dim} is not a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+            return Support.no(what, "use torch-sdpa")
         return triton_support(problem.dtype, device)
 
     @staticmethod

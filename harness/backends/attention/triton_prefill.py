@@ -16,7 +16,7 @@ from harness.specs.problem import AttentionProblem, Parameters
 from harness.triton_kernels import load_triton
 
 OP = "prefill_attention"
-HEAD_DIMS = (64, 96, 128, 256)
+MAX_HEAD_DIM, HEAD_DIM_STEP = 256, 16
 
 
 @attention_backend("triton-prefill")
@@ -36,8 +36,9 @@ class TritonPrefill(AttentionBackend):
         if problem.num_heads % problem.num_kv_heads:
             heads = f"{problem.num_heads} heads do not divide among {problem.num_kv_heads} key heads"
             return Support.no(heads, "correct the model's configuration")
-        if problem.head_dim not in HEAD_DIMS:
-            return Support.no(f"head_dim {problem.head_dim} is none of {HEAD_DIMS}", "use torch-sdpa")
+        if problem.head_dim % HEAD_DIM_STEP or problem.head_dim > MAX_HEAD_DIM:
+            what = f"head_dim {problem.head_dim} is not a multiple of {HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
+            return Support.no(what, "use torch-sdpa")
         return triton_support(problem.dtype, device)
 
     @staticmethod

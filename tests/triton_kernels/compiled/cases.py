@@ -145,6 +145,8 @@ CASES: dict[str, tuple[str, Callable[..., Case], frozenset[str]]] = {
     "decode paged plain head 96": ("decode_attention", lambda kernels: decode(kernels, 4, 96, 0, paged=True), PLAIN),
     "decode plain head 256": ("decode_attention", lambda kernels: decode(kernels, 4, 256, 0), PLAIN),
     "decode paged plain head 256": ("decode_attention", lambda kernels: decode(kernels, 4, 256, 0, paged=True), PLAIN),
+    "decode head 80, 16 a key": ("decode_attention", lambda kernels: decode(kernels, 16, 80, 2), ALL - PLAIN),
+    "prefill head 112": ("prefill_attention", lambda kernels: prefill(kernels, 112, 4), ALL - PLAIN),
     "decode one head a key": ("decode_attention", lambda kernels: decode(kernels, 1, 96, 1, dtype="float16"), ALL),
     "decode one head 256 a key": ("decode_attention", lambda kernels: decode(kernels, 1, 256, 1), ALL),
     "prefill": ("prefill_attention", lambda kernels: prefill(kernels, 128, 4), ALL - PLAIN),

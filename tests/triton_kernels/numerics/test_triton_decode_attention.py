@@ -74,6 +74,11 @@ def test_head_dims(kernels, reference, device, dtype, group, head_dim):
     check(kernels, reference, device, dtype, [70], group, head_dim, kernels.Config(32, 2, 1, 1))
 
 
+@pytest.mark.parametrize("group, head_dim", [(1, 80), (12, 112), (16, 64), (2, 192), (16, 16)])
+def test_sizes_between_powers_of_two(kernels, reference, device, group, head_dim):
+    check(kernels, reference, device, "float16", [40], group, head_dim, kernels.Config(32, 2, 1, 1), kv_heads=1)
+
+
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("num_splits", [1, 5])
 def test_requests_of_different_contexts(kernels, reference, device, group, num_splits):
@@ -120,11 +125,11 @@ def test_what_the_attention_does_not_take(kernels, device):
     q, out = normals((1, 2, 64), "float32", device), normals((1, 2, 64), "float32", device)
     keys, context = normals((1, 2, 9, 64), "float32", device), torch.tensor([3], device=device)
     config = kernels.CONFIGS[0]
-    many = normals((1, 18, 64), "float32", device)
+    many = normals((1, 34, 64), "float32", device)
     refused = [
         ((q.half(), keys, keys, context, out), "one type"),
-        ((q[..., :32], keys[..., :32], keys[..., :32], context, out[..., :32]), "head_dim 32"),
-        ((many, keys, keys, context, many), "groups of 1 to 8"),
+        ((q[..., :40], keys[..., :40], keys[..., :40], context, out[..., :40]), "head_dim 40"),
+        ((many, keys, keys, context, many), "a group 1 to 16 of them"),
         ((q, keys, keys[:, :, :4], context, out), "not alike"),
         ((q, keys, keys, context.float(), out), "context torch.float32"),
         ((q.transpose(1, 2).contiguous().transpose(1, 2), keys, keys, context, out), "contiguous"),

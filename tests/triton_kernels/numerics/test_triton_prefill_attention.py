@@ -47,6 +47,11 @@ def test_head_dims(kernels, reference, device, dtype, head_dim):
     check(kernels, reference, device, dtype, 20, 50, 2, head_dim, kernels.Config(16, 32, 1, 1))
 
 
+@pytest.mark.parametrize("head_dim", [16, 80, 112, 192])
+def test_head_dims_between_powers_of_two(kernels, reference, device, head_dim):
+    check(kernels, reference, device, "bfloat16", 18, 20, 2, head_dim, kernels.Config(16, 16, 1, 1), kv_heads=1)
+
+
 @pytest.mark.parametrize("index", range(8))
 def test_every_config(kernels, reference, device, index):
     assert len(kernels.CONFIGS) == 8
@@ -81,7 +86,7 @@ def test_what_the_attention_does_not_take(kernels, device):
     context = torch.tensor([3], device=device)
     refused = [
         ((q.half(), keys, keys, context, q), "one type"),
-        ((q[..., :32], keys[..., :32], keys[..., :32], context, q[..., :32]), "head_dim 32"),
+        ((q[..., :40], keys[..., :40], keys[..., :40], context, q[..., :40]), "head_dim 40"),
         ((q, keys, keys[:, :4], context, q), "not alike"),
         ((q, keys, keys, context.int(), q), "context torch.int32"),
         ((q, keys, keys, context, q[:2]), "out"),

@@ -84,6 +84,10 @@ class RunFolder:
                 file.close()
 
 
+def silent(line: str) -> None:
+    """A Say for nobody."""
+
+
 def teller(folder: RunFolder, tell: Say) -> Say:
     """Says a line to the user and to the run's log."""
 

@@ -29,7 +29,7 @@ from harness.exclusive import measuring
 from harness.figures import cpu_wait_frac
 from harness.models import resolve_model
 from harness.probe.base import Probe
-from harness.records import RunFolder, Say, end_recorded, teller
+from harness.records import RunFolder, Say, end_recorded, silent, teller
 from harness.selection import find_mergeable, save_entries, table_path
 from harness.specs.ab import AbConfig, AbRecord, AbRow, Pass
 from harness.specs.device import DeviceInfo
@@ -48,10 +48,13 @@ CONFIRM_SEED = 1_000_003
 """Fresh operands are of another seed than those of the comparison."""
 
 
-def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) -> tuple[Path, AbRecord]:
+def run_ab(
+    config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False, finished: Say = silent
+) -> tuple[Path, AbRecord]:
     """Measure, and leave a record. Raises ConfigError for unknown names and for a model that has no such operation.
 
     saves: the winners are to be kept, so a table that they can't stand in is refused before anything is measured.
+    finished: hears of each problem that is done, tell of each that begins.
     """
     model = resolve_model(config.model)
     wanted = cases(model.spec, config)
@@ -77,7 +80,7 @@ def run_ab(config: AbConfig, runs_parent: Path, tell: Say, saves: bool = False) 
             folder.write(record)
             say = teller(folder, tell)
             with end_recorded(lambda **fields: folder.write(record.model_copy(update=fields))), measuring(say):
-                record = _measured(record, wanted, executor, folder, say)
+                record = _measured(record, wanted, executor, folder, say, finished)
             folder.write(record)
             return folder.path, record
 
@@ -112,7 +115,9 @@ def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExe
     )  # fmt: skip
 
 
-def _measured(record: AbRecord, wanted: list[Case], executor: OwnExecutor, folder: RunFolder, say: Say) -> AbRecord:
+def _measured(
+    record: AbRecord, wanted: list[Case], executor: OwnExecutor, folder: RunFolder, say: Say, finished: Say
+) -> AbRecord:  # fmt: skip
     """The record with what measuring fills in."""
     from harness.ab.operands.arena import Arena
     from harness.engines.native.machine import open_probe, torch_device
@@ -128,14 +133,16 @@ def _measured(record: AbRecord, wanted: list[Case], executor: OwnExecutor, folde
         comparison = Comparison(config, arena, executor, probe, folder)
         books = WaitBooks()
         rows: list[AbRow] = []
-        for case in wanted:
+        for number, case in enumerate(wanted, 1):
             say(f"{case.role}: {case.label}")
             rows += comparison.rows(case)
+            finished(f"{number} of {len(wanted)} problems done: {case.role}: {case.label}")
         by_label = {case.label: case for case in wanted}
         for index, row in enumerate(rows):
             if row.outcome == "winner" and row.backend != config.compared_to:
                 say(f"once more, on fresh operands: {row.label} on {row.shape}")
                 rows[index] = comparison.confirmed(by_label[row.shape], row)
+                finished(f"measured once more: {row.label} on {row.shape}")
     waited = cpu_wait_frac([books.closed(repeat=0)]) if executor.device.kind == "cpu" else None
     return record.model_copy(
         update={

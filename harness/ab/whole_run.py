@@ -24,7 +24,7 @@ from harness.environment import read_environment
 from harness.errors import MeasurementError
 from harness.exclusive import measuring
 from harness.models import ResolvedModel, resolve_model
-from harness.records import RunFolder, Say, end_recorded, teller
+from harness.records import RunFolder, Say, end_recorded, silent, teller
 from harness.specs.ab_run import AbRequestEvent, AbRunConfig, AbRunRecord, Agreement, Comparison, SideFigures, SideName
 from harness.specs.engine import EngineReport
 from harness.specs.request import Request
@@ -47,7 +47,9 @@ class Answers:
     logits: list[Sequence[float] | None] = field(default_factory=list)
 
 
-def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path, AbRunRecord]:
+def run_ab_run(
+    config: AbRunConfig, runs_parent: Path, tell: Say, finished: Say = silent
+) -> tuple[Path, AbRunRecord]:  # fmt: skip
     """Measure, and leave a record. ConfigError where the two do not differ in exactly one key of the engine."""
     difference, model = config.difference(), resolve_model(config.a.model)
     with ExitStack() as stack:
@@ -66,7 +68,7 @@ def run_ab_run(config: AbRunConfig, runs_parent: Path, tell: Say) -> tuple[Path,
         say(f"a and b differ in {difference.key}: {difference.a!r} and {difference.b!r}")
         engines = (stack.enter_context(closing(engine)) for engine in _open_engines(rigs, both, folder.path))
         sides = {name: Answers(engine) for name, engine in zip(SIDES, engines, strict=True)}
-        _answer(config, model, sides, folder, say)
+        _answer(config, model, sides, folder, say, finished)
         reports = {name: _checked_report(name, side) for name, side in sides.items()}
         refuse_alike(difference, (config.a, reports["a"]), (config.b, reports["b"]))
         done = record.model_copy(update={"status": "done", **_figures(sides, reports)})
@@ -93,7 +95,8 @@ def _open_engines(rigs: list[Rig], both: PairOpener | None, log_dir: Path) -> It
 
 
 def _answer(
-    config: AbRunConfig, model: ResolvedModel, sides: dict[SideName, Answers], folder: RunFolder, say: Say
+    config: AbRunConfig, model: ResolvedModel, sides: dict[SideName, Answers], folder: RunFolder, say: Say,
+    finished: Say,
 ) -> None:  # fmt: skip
     """A warm-up of both, then rounds until TPOT's ratio is as precise as wanted."""
     work = config.a.workload
@@ -119,6 +122,7 @@ def _answer(
                     num_tokens=len(sides[name].tokens[-1]),
                 )
             )  # fmt: skip
+        finished(f"{block + 1} of {config.max_blocks} rounds at most done")
         times_s: dict[str, list[float]] = {name: side.tpot_s for name, side in sides.items()}
         if block + 1 >= config.min_blocks and is_settled(times_s, "a", config.precision):
             return

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from harness.cli.options import Format, FormatOption, RunsDirOption, SetOption, shortened, tell, validated
+from harness.cli.options import (
+    Format,
+    FormatOption,
+    RunsDirOption,
+    SetOption,
+    shortened,
+    tell,
+    tell_finished,
+    validated,
+)
 
 if TYPE_CHECKING:
     from harness.errors import ConfigError
@@ -137,7 +146,7 @@ def run(
     sides = [load_yaml_model(path, RunConfig, set_ or ()) for path in (a, b)]
     settings = {"a": sides[0], "b": sides[1], "precision": precision, "min_blocks": blocks}
     config = validated(AbRunConfig, {**settings, "max_blocks": max(blocks, max_blocks)})
-    folder, record = run_ab_run(config, resolve(runs_dir), tell)
+    folder, record = run_ab_run(config, resolve(runs_dir), tell, tell_finished)
     row = {**record.model_dump(mode="json"), "record": str(folder)}
     show_object(row, format, [*ab_run_lines(record), ("record", str(folder))])
 
@@ -203,7 +212,7 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
     from harness.units import percent
 
     config = validated(AbConfig, settings)
-    folder, record = run_ab(config, resolve(runs_dir), tell, saves=save)
+    folder, record = run_ab(config, resolve(runs_dir), tell, saves=save, finished=tell_finished)
     unstable = is_unstable(record)
     table, not_kept = _kept(record) if save and not unstable else (None, None)
     saved = {} if table is None else {"selection": str(table)}

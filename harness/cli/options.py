@@ -62,3 +62,11 @@ def tell(line: str) -> None:
 
     if sys.stderr.isatty():
         typer.echo(line, err=True)
+
+
+def tell_finished(line: str) -> None:
+    """A part of minutes of work that is done: on stderr where no terminal shows what is going on, as in a job's log."""
+    import sys
+
+    if not sys.stderr.isatty():
+        typer.echo(line, err=True)

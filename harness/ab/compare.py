@@ -182,7 +182,8 @@ class Comparison:
         timing, rows = self._raced(case, operands, sides, "compare")
         peaks = [found for found in (peak, self._peak(case)) if found is not None]
         mean_peak = sum(peaks) / len(peaks) if peaks else None
-        return judge_shape(rows, timing.call_s, timing.probe_rates, self._baseline(rows), mean_peak)
+        baseline, precision = self._baseline(rows), self._config.precision
+        return judge_shape(rows, timing.call_s, timing.probe_rates, baseline, precision, mean_peak)
 
     def confirmed(self, case: Case, row: AbRow) -> AbRow:
         """The winner's row with its fresh measurement beside the baseline, or why there is none; the row of one that is
@@ -195,7 +196,7 @@ class Comparison:
         if baseline.status != "ok":
             why = f"not measured once more beside {baseline.backend}: {baseline.status}: {baseline.why}"
             return row.model_copy(update={"why": why})
-        found = confirmation(timing.call_s[winner.label], timing.call_s[baseline.label])
+        found = confirmation(timing.call_s[winner.label], timing.call_s[baseline.label], self._config.precision)
         return row.model_copy(update={"confirmed": found})
 
     def _raced(

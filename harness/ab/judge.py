@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from harness.specs.ab import AbRow, Confirmation
-from harness.stats import half_width, paired_ratio
+from harness.stats import Ratio, half_width, paired_ratio
 
 OUTRUN = 1.5
 """Times the fastest reading of the probe: what moves its operands faster than that does not move them. Readings err by
@@ -23,20 +23,26 @@ def is_settled(call_s: Samples, baseline: str, precision: float) -> bool:
     if baseline not in call_s:
         return True
     ratios = [paired_ratio(call_s[baseline], call_s[name]) for name in others]
-    return all(half_width((ratio.low, ratio.high)) <= precision for ratio in ratios)
+    return all(_is_known(ratio, precision) for ratio in ratios)
+
+
+def _is_known(ratio: Ratio, precision: float) -> bool:
+    return half_width((ratio.low, ratio.high)) <= precision
 
 
 def judge_shape(
-    rows: Sequence[AbRow], call_s: Samples, probe_rates: Sequence[float], baseline: str, peak: float | None = None
-) -> list[AbRow]:
+    rows: Sequence[AbRow], call_s: Samples, probe_rates: Sequence[float], baseline: str, precision: float,
+    peak: float | None = None,
+) -> list[AbRow]:  # fmt: skip
     """Complete the timed rows of one shape: rates, shares of probe and peak, ratio to the baseline, outcome.
 
     probe_rates: bytes per second that the probe read before each block and after the last; a block's is the mean of
-    both; none without a probe. peak: FLOP per second of matrix products around the shape. baseline: its row's label.
+    both; none without a probe. baseline: its row's label. precision: that rounds were to end at. peak: FLOP per second
+    of matrix products around the shape.
     """
     roofs = [statistics.fmean(pair) for pair in pairwise(probe_rates)]
     timed = [_timed(row, call_s[row.label], roofs or None, peak) if row.label in call_s else row for row in rows]
-    compared = [_compared(row, call_s, baseline) for row in timed]
+    compared = [_compared(row, call_s, baseline, precision) for row in timed]
     return _ranked(compared, call_s, baseline)
 
 
@@ -52,13 +58,14 @@ def outrun(row: AbRow, calls_s: Sequence[float], probe_rates: Sequence[float]) -
     )
 
 
-def confirmation(winner_s: Sequence[float], baseline_s: Sequence[float]) -> Confirmation:
+def confirmation(winner_s: Sequence[float], baseline_s: Sequence[float], precision: float) -> Confirmation:
     """What fresh samples of the winner and the baseline, block by block, say."""
     ratio = paired_ratio(baseline_s, winner_s)
     call_s, baseline_call_s = statistics.median(winner_s), statistics.median(baseline_s)
     return Confirmation(
         call_s=call_s, baseline_call_s=baseline_call_s, ratio_to_baseline=ratio.ratio,
         ratio_interval=(ratio.low, ratio.high), num_pairs=ratio.num_pairs,
+        precision_reached=_is_known(ratio, precision),
         call_gain_s=call_s * (ratio.ratio - 1),
     )  # fmt: skip
 
@@ -79,7 +86,7 @@ def _timed(row: AbRow, calls_s: Sequence[float], roofs: Sequence[float] | None, 
     )
 
 
-def _compared(row: AbRow, call_s: Samples, baseline: str) -> AbRow:
+def _compared(row: AbRow, call_s: Samples, baseline: str, precision: float) -> AbRow:
     if row.call_s is None or baseline not in call_s:
         return row
     ratio = paired_ratio(call_s[baseline], call_s[row.label])
@@ -88,6 +95,7 @@ def _compared(row: AbRow, call_s: Samples, baseline: str) -> AbRow:
             "ratio_to_baseline": ratio.ratio,
             "ratio_interval": (ratio.low, ratio.high),
             "num_pairs": ratio.num_pairs,
+            "precision_reached": _is_known(ratio, precision),
         }
     )
 

@@ -47,10 +47,30 @@ def not_here_lines(rows: "Sequence[AbRow]") -> list[str]:
     return [f"not here  {backend}: {'; '.join(why)}" for backend, why in reasons.items()]
 
 
+def precision_lines(record: "AbRecord") -> list[str]:
+    """How many problems' rounds ended before their ratios were as precise as wanted, where some did."""
+    reached: dict[str, bool] = {}
+    again = [row.confirmed.precision_reached for row in record.rows if row.confirmed is not None]
+    for row in record.rows:
+        if row.precision_reached is not None:
+            reached[row.shape] = reached.get(row.shape, True) and row.precision_reached
+    counts = (
+        (list(reached.values()).count(False), f"of {len(reached)} problems"),
+        (again.count(False), f"of {len(again)} winners measured once more"),
+    )
+    limit, wanted = record.config.max_blocks, f"{record.config.precision * 100:g} %"
+    return [
+        f"precision  {missed} {of} stopped at {limit} rounds, before {wanted} was reached: --max-blocks, --precision"
+        for missed, of in counts
+        if missed
+    ]
+
+
 def _outcome(row: "AbRow") -> str:
     if row.status != "ok":
         return f"{row.status}: {row.why}"
-    said = "; ".join(filter(None, (row.note, row.why)))
+    imprecise = "" if row.precision_reached is not False else "precision not reached"
+    said = "; ".join(filter(None, (row.note, row.why, imprecise)))
     return f"{row.outcome} ({said})" if said else row.outcome
 
 

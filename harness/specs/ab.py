@@ -100,6 +100,8 @@ class Confirmation(Frozen):
     ratio_to_baseline: PositiveFloat
     ratio_interval: tuple[PositiveFloat, PositiveFloat]
     num_pairs: PositiveInt
+    precision_reached: bool | None = None
+    """As its row's; null in records that are older."""
     call_gain_s: float
     """What the winner saves a call over the baseline."""
 
@@ -155,6 +157,9 @@ class AbRow(Frozen):
     ratio_interval: tuple[float, float] | None = None
     """95 per cent, Student's t over the blocks' log ratios."""
     num_pairs: NonNegativeInt = 0
+    precision_reached: bool | None = None
+    """Whether its ratio is known to the precision that was wanted; false: rounds ended at max_blocks before. Null where
+    there is no ratio."""
     outcome: Literal["winner", "no difference shown", "slower", "baseline", "-"] = "-"
     """winner: faster than every other with an interval that excludes 1."""
     confirmed: Confirmation | None = None

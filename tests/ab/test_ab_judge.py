@@ -29,7 +29,7 @@ def samples(call_s: float, noise: float, seed: int, blocks: int = 16) -> list[fl
 
 def outcomes(noise: float, **truth_s: float) -> dict[str, AbRow]:
     call_s = {name: samples(time_s, noise, seed) for seed, (name, time_s) in enumerate(truth_s.items())}
-    rows = judge_shape([row(name) for name in truth_s], call_s, [1e6] * 17, baseline="torch")
+    rows = judge_shape([row(name) for name in truth_s], call_s, [1e6] * 17, baseline="torch", precision=0.03)
     return {judged.backend: judged for judged in rows}
 
 
@@ -68,30 +68,30 @@ def test_the_best_that_shares_its_place_is_no_winner() -> None:
 def test_what_was_not_timed_is_never_ranked() -> None:
     rows = [row("torch"), row("fast"), row("wrong", "incorrect"), row("cannot", "unsupported")]
     call_s = {"torch": samples(2e-3, 0.01, 1), "fast": samples(1e-3, 0.01, 2)}
-    judged = {found.backend: found for found in judge_shape(rows, call_s, [1e6] * 17, "torch")}
+    judged = {found.backend: found for found in judge_shape(rows, call_s, [1e6] * 17, "torch", 0.03)}
     for name in ("wrong", "cannot"):
         assert (judged[name].outcome, judged[name].call_s, judged[name].ratio_to_baseline) == ("-", None, None)
 
 
 def test_alone_there_is_nothing_to_win() -> None:
-    (only,) = judge_shape([row("fast")], {"fast": samples(1e-3, 0.01, 1)}, [1e6] * 17, "torch")
+    (only,) = judge_shape([row("fast")], {"fast": samples(1e-3, 0.01, 1)}, [1e6] * 17, "torch", 0.03)
     assert (only.outcome, only.ratio_to_baseline) == ("-", None)
     assert only.call_s is not None
 
 
 def test_a_block_is_held_against_the_readings_on_both_sides_of_it() -> None:
-    (found,) = judge_shape([row("fast")], {"fast": [1e-3] * 2}, [1e6, 3e6, 3e6], "torch")
+    (found,) = judge_shape([row("fast")], {"fast": [1e-3] * 2}, [1e6, 3e6, 3e6], "torch", 0.03)
     assert found.probe_frac == pytest.approx((1e6 / 2e6 + 1e6 / 3e6) / 2)
 
 
 def test_without_a_probe_there_is_no_share_of_it() -> None:
-    (found,) = judge_shape([row("fast")], {"fast": [1e-3] * 2}, [], "torch")
+    (found,) = judge_shape([row("fast")], {"fast": [1e-3] * 2}, [], "torch", 0.03)
     assert (found.bytes_per_s, found.probe_frac) == (pytest.approx(1e6), None)
 
 
 def test_what_a_state_is_written_counts_as_moved_and_arithmetic_has_a_peak() -> None:
     of = row("fast").model_copy(update={"write_bytes": 500, "flop": 2000})
-    (found,) = judge_shape([of], {"fast": [1e-3] * 2}, [1e6] * 3, "torch", peak=4e6)
+    (found,) = judge_shape([of], {"fast": [1e-3] * 2}, [1e6] * 3, "torch", 0.03, peak=4e6)
     assert (found.bytes_per_s, found.flop_per_s, found.peak_frac) == pytest.approx((1.5e6, 2e6, 0.5))
 
 
@@ -104,11 +104,11 @@ def test_rounds_are_settled_by_how_wide_intervals_are_and_not_by_where_they_lie(
 
 
 def test_a_confirmation_is_of_its_own_samples() -> None:
-    found = confirmation(samples(1e-3, 0.01, 1), samples(1.5e-3, 0.01, 2))
+    found = confirmation(samples(1e-3, 0.01, 1), samples(1.5e-3, 0.01, 2), 0.03)
     assert found.holds
     assert found.ratio_to_baseline == pytest.approx(1.5, rel=0.02)
     assert found.call_gain_s == pytest.approx(0.5e-3, rel=0.05)
-    assert not confirmation(samples(1e-3, 0.1, 1), samples(1e-3, 0.1, 2)).holds
+    assert not confirmation(samples(1e-3, 0.1, 1), samples(1e-3, 0.1, 2), 0.03).holds
 
 
 def test_shapes_of_qwen3_0_6b_count_the_calls_of_a_token() -> None:
@@ -161,16 +161,27 @@ def test_a_hybrid_has_attention_and_the_delta_rule_in_its_own_layers() -> None:
     assert step.calls.fused == layers.count("gated-delta")
 
 
+def test_a_ratio_says_whether_it_is_as_precise_as_was_wanted() -> None:
+    call_s = {"torch": samples(1e-3, 0.001, 1), "quiet": samples(1e-3, 0.001, 2), "noisy": samples(1e-3, 0.5, 3)}
+    rows = [*map(row, call_s), row("wrong", "incorrect")]
+    found = {judged.backend: judged for judged in judge_shape(rows, call_s, [1e6] * 17, "torch", 0.03)}
+    assert {name: judged.precision_reached for name, judged in found.items()} == {
+        "torch": True, "quiet": True, "noisy": False, "wrong": None,
+    }  # fmt: skip
+    assert confirmation(call_s["quiet"], call_s["torch"], 0.03).precision_reached
+    assert not confirmation(call_s["noisy"], call_s["torch"], 0.03).precision_reached
+
+
 def test_a_shapes_rate_is_its_own_bytes_over_its_own_time() -> None:
     """A large shape's bytes over the mean time of all shapes were reported as a rate above the memory's."""
     small, large = row("fast"), row("fast").model_copy(update={"read_bytes": 9000})
     for of, call_s, rate in ((small, 2e-3, 0.5e6), (large, 9e-3, 1e6)):
-        (found,) = judge_shape([of], {"fast": [call_s] * 4}, [1e6] * 5, "torch")
+        (found,) = judge_shape([of], {"fast": [call_s] * 4}, [1e6] * 5, "torch", 0.03)
         assert (found.bytes_per_s, found.probe_frac) == pytest.approx((rate, rate / 1e6))
 
 
 def test_one_wild_sample_moves_no_median() -> None:
     calls = [1e-3] * 15 + [1.0]
     rates = [1e6] * 15 + [1e9, 1e9]
-    (only,) = judge_shape([row("fast")], {"fast": calls}, rates, "torch")
+    (only,) = judge_shape([row("fast")], {"fast": calls}, rates, "torch", 0.03)
     assert (only.call_s, only.bytes_per_s, only.probe_frac) == pytest.approx((1e-3, 1e6, 1.0))

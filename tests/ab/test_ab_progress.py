@@ -12,8 +12,12 @@ pytest.importorskip("torch")
 
 from typer.testing import CliRunner
 
+from harness.ab.compare import run_ab
+from harness.cli.ab_lines import precision_lines
 from harness.cli.main import app
 from harness.cli.options import tell, tell_finished
+from harness.records import load_record, silent
+from harness.specs.ab import AbConfig
 
 pytestmark = [pytest.mark.torch, pytest.mark.compiler]
 
@@ -55,3 +59,23 @@ def test_off_a_terminal_each_round_of_whole_requests_that_is_done_is_a_line(tmp_
     result = CliRunner().invoke(app, ["ab", "run", *paths, *rounds])
     assert result.exit_code == 0, result.output
     assert result.stderr.splitlines() == ["1 of 2 rounds at most done", "2 of 2 rounds at most done"]
+
+
+def test_a_precision_that_was_missed_is_said_and_recorded(model: Path, tmp_path: Path) -> None:
+    """By the comparison and by its record later; one that was reached is not."""
+    runs = ["--runs-dir", str(tmp_path / "runs")]
+    asked = ["--contexts", "5,40", "--chunks", "1", "--backend", "cpu-decode", "--device", "cpu", "--max-blocks", "8"]
+    arguments = ["ab", "attention", "--model", str(model), *asked, *runs]
+    missed = CliRunner().invoke(app, [*arguments, "--precision", "0.0001"])
+    assert missed.exit_code == 0, missed.output
+    line = "precision  2 of 2 problems stopped at 8 rounds, before 0.01 % was reached: --max-blocks, --precision"
+    assert line in missed.stdout.splitlines()
+    folder = next(Path(line.split()[1]) for line in missed.stdout.splitlines() if line.startswith("record"))
+    rows = {(row.backend, row.precision_reached) for row in load_record(folder).rows if row.status == "ok"}
+    assert rows == {("cpu-decode", False), ("torch-sdpa", True)}, "of the baseline the ratio is known"
+    shown = CliRunner().invoke(app, ["runs", "show", folder.name, *runs]).stdout
+    assert line in shown.splitlines() and shown.count("precision not reached") == 2
+    wide = {"op": "attention", "contexts": (5,), "chunks": (1,), "precision": 1e9, "min_blocks": 2, "sample_s": 1e-5}
+    config = AbConfig.model_validate({"model": str(model), "backends": ("cpu-decode",), "device": "cpu", **wide})
+    _, reached = run_ab(config, tmp_path / "runs", silent)
+    assert all(row.precision_reached for row in reached.rows) and precision_lines(reached) == []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from harness.ab.judge import confirmation, judge_shape
 from harness.ab.race import Race, Timing
 from harness.ab.sampler import Sampler
-from harness.ab.shapes import Case, cases
+from harness.ab.shapes import Case, cases, left_out
 from harness.ab.side import Side, open_side
 from harness.backends.base import OwnExecutor
 from harness.backends.registry import REGISTRIES
@@ -111,6 +111,7 @@ def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExe
             "kind": f"ab-{config.op}", "run_id": run_id, "status": "running", "config": config, "dtype": spec.dtype,
             "created_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "environment": read_environment(), "device": executor.device,
+            "left_out": left_out(spec, config),
         }
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from harness.specs.parts.product import Product
 from harness.specs.problem import AttentionProblem, DeltaProblem, LinearProblem
 
 FUSED = (
-    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"),
+    ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"),
     ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
 )  # fmt: skip
 """Products of one input that engines do as one."""
@@ -84,8 +84,18 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int], num_workers: int = 1) 
     """Every distinct shape once for each batch; calls count the layers and products that share it.
 
     Of several workers each has the shapes of its share, and calls are the first one's: what others alone have, the rest
-    of the vocabulary and products whose bias the first adds, is counted nowhere.
+    of the vocabulary and products whose bias the first adds, is counted nowhere. Experts have their shapes at one row
+    alone: of more each takes those that the router sends it, so nobody knows its rows, or how many experts run.
     """
+    return [
+        Case("linear", role, LinearProblem(m=m, n=n, k=k, dtype=spec.dtype, bias=bias), calls)
+        for m in batches
+        for (n, k, bias), (role, calls) in _linear_shapes(spec, num_workers, with_experts=m == 1).items()
+    ]
+
+
+def _linear_shapes(spec: ModelSpec, num_workers: int, *, with_experts: bool) -> dict[_Shape, tuple[str, Calls]]:
+    """(what each is for, its calls a token)"""
     calls: dict[_Shape, Calls] = defaultdict(lambda: Calls(0, 0))
     roles: dict[_Shape, dict[str, None]] = defaultdict(dict)
 
@@ -96,7 +106,8 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int], num_workers: int = 1) 
         roles[shape][product.name.rpartition(".")[2].removesuffix("_proj")] = None
 
     for index, kind in enumerate(rank_spec(spec, num_workers).kinds):
-        products, count = kind.products(spec.hidden_size), spec.pattern.count(index)
+        count = spec.pattern.count(index)
+        products = [p for p in kind.products(spec.hidden_size) if with_experts or not _is_experts(p)]
         groups = list(_groups(products, FUSED))
         parts = {part for _, group in groups for part in group}
         for product in products:
@@ -110,11 +121,19 @@ def linear_cases(spec: ModelSpec, batches: Iterable[int], num_workers: int = 1) 
     for worker, rows in enumerate(vocab_shares(spec.vocab_size, num_workers)):
         if rows:
             add(Product("lm_head", rows, spec.hidden_size), 1, when_fused=worker == 0, when_apart=worker == 0)
-    return [
-        Case("linear", "/".join(roles[n, k, bias]), LinearProblem(m=m, n=n, k=k, dtype=spec.dtype, bias=bias), found)
-        for m in batches
-        for (n, k, bias), found in calls.items()
-    ]
+    return {shape: ("/".join(roles[shape]), found) for shape, found in calls.items()}
+
+
+def _is_experts(product: Product) -> bool:
+    return ".experts." in product.name
+
+
+def left_out(spec: ModelSpec, config: AbConfig) -> tuple[str, ...]:
+    """What the model's step does beside the cases of a comparison, though it is of the operation."""
+    is_routed = any(_is_experts(product) for kind in spec.kinds for product in kind.products(spec.hidden_size))
+    if config.op != "linear" or not is_routed or max(config.batches) == 1:
+        return ()
+    return ("experts' products are compared at batch 1 alone: of more rows an expert takes those the router sends it",)
 
 
 def _groups(products: Sequence[Product], joined: Sequence[tuple[str, ...]]) -> Iterator[tuple[Product, list[Product]]]:

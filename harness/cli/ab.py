@@ -204,7 +204,7 @@ def _is_count(text: str) -> bool:
 def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool) -> None:
     """Run it, show its rows, and keep its winners if that is asked for."""
     from harness.ab.compare import run_ab
-    from harness.cli.ab_lines import ab_table, is_unstable, not_here_lines, precision_lines, worth_lines
+    from harness.cli.ab_lines import ab_table, is_unstable, lines_below, worth_lines
     from harness.cli.render import show, show_object
     from harness.errors import MeasurementError
     from harness.records import runs_dir as resolve
@@ -220,7 +220,7 @@ def _compare(settings: dict[str, Any], runs_dir: Any, format: Format, save: bool
         share = f", a worker of {config.tensor_parallel}" if config.tensor_parallel > 1 else ""
         title = f"{config.op} backends on {config.model}{share}, {record.device.name}"
         show(ab_table(record.rows, unstable), format, title=title)
-        for line in (*not_here_lines(record.rows), *precision_lines(record), *worth_lines(record.rows, unstable)):
+        for line in (*lines_below(record), *worth_lines(record.rows, unstable)):
             typer.echo(line)
         typer.echo(f"record  {folder}")
         if table is not None:

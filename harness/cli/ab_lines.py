@@ -38,6 +38,12 @@ def ab_table(rows: "Sequence[AbRow]", unstable: bool = False) -> list[dict[str, 
     ]  # fmt: skip
 
 
+def lines_below(record: "AbRecord") -> list[str]:
+    """What a table of the rows does not say of them."""
+    left_out = [f"left out  {what}" for what in record.left_out]
+    return [*not_here_lines(record.rows), *left_out, *precision_lines(record)]
+
+
 def not_here_lines(rows: "Sequence[AbRow]") -> list[str]:
     """Each backend that some problem could not have, with its reasons once and not in a row for each problem."""
     reasons: dict[str, dict[str, None]] = {}

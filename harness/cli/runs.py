@@ -44,7 +44,7 @@ def _readable(row: dict[str, Any]) -> dict[str, str]:
 def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption = Format.table) -> None:
     """One run's record."""
     from harness.cli.ab import ab_run_lines
-    from harness.cli.ab_lines import ab_table, is_unstable, not_here_lines, precision_lines
+    from harness.cli.ab_lines import ab_table, is_unstable, lines_below
     from harness.cli.bench import show_figures
     from harness.cli.render import show as show_rows
     from harness.cli.render import show_object
@@ -66,7 +66,7 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
         show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
         if format is Format.table and record.rows:
             show_rows(ab_table(record.rows, is_unstable(record)), format)
-            for line in (*not_here_lines(record.rows), *precision_lines(record)):
+            for line in lines_below(record):
                 typer.echo(line)
         return
     show_figures(record, record.model_dump(mode="json"), format, lines, folder)

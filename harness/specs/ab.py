@@ -194,6 +194,8 @@ class AbRecord(Frozen):
     rotation_bytes: NonNegativeInt | None = None
     """Memory that the operands rotate through."""
     prepare_s: NonNegativeFloat | None = None
+    left_out: tuple[str, ...] = ()
+    """What the model's step does of this operation that no row is of, and why."""
     rows: tuple[AbRow, ...] = ()
     cpu_wait_frac: NonNegativeFloat | None = None
     """CPU: share of the time that other processes kept our threads from their cores, or that was stolen. Sides are

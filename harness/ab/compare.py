@@ -15,18 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.ab.judge import confirmation, judge_shape
+from harness.ab.ledger import Ledger
 from harness.ab.race import Race, Timing
 from harness.ab.sampler import Sampler
 from harness.ab.shapes import Case, cases, left_out
 from harness.ab.side import Side, open_side
 from harness.backends.base import OwnExecutor
 from harness.backends.registry import REGISTRIES
-from harness.devices.contention import WaitBooks
 from harness.devices.cpu import physical_cores
 from harness.environment import read_environment
 from harness.errors import ConfigError, UnavailableError
 from harness.exclusive import measuring
-from harness.figures import cpu_wait_frac
 from harness.models import resolve_model
 from harness.probe.base import Probe
 from harness.records import RunFolder, Say, end_recorded, silent, teller
@@ -76,13 +75,11 @@ def run_ab(
         _refuse_unfit_baseline(config, wanted, executor.device)
         where, name = executor.device.arch or executor.device.kind, f"ab-{config.op}"
         with RunFolder.create(runs_parent, where, name) as folder:
-            record = _new_record(folder.run_id, config, model.spec, executor)
-            folder.write(record)
+            ledger = Ledger(folder, _new_record(folder.run_id, config, model.spec, executor, len(wanted)))
             say = teller(folder, tell)
-            with end_recorded(lambda **fields: folder.write(record.model_copy(update=fields))), measuring(say):
-                record = _measured(record, wanted, executor, folder, say, finished)
-            folder.write(record)
-            return folder.path, record
+            with end_recorded(ledger.update), measuring(say):
+                _measure(ledger, wanted, executor, folder, say, finished)
+            return folder.path, ledger.record
 
 
 def _refuse_unwritable(path: Path) -> None:
@@ -105,52 +102,50 @@ def _refuse_unfit_baseline(config: AbConfig, wanted: list[Case], device: DeviceI
         raise ConfigError(f"the baseline {config.compared_to} has none of these problems: {why}", "take another")
 
 
-def _new_record(run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExecutor) -> AbRecord:
+def _new_record(
+    run_id: str, config: AbConfig, spec: ModelSpec, executor: OwnExecutor, num_problems: int
+) -> AbRecord:  # fmt: skip
     return AbRecord.model_validate(
         {
             "kind": f"ab-{config.op}", "run_id": run_id, "status": "running", "config": config, "dtype": spec.dtype,
             "created_utc": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "environment": read_environment(), "device": executor.device,
-            "left_out": left_out(spec, config),
+            "left_out": left_out(spec, config), "num_problems": num_problems,
         }
     )  # fmt: skip
 
 
-def _measured(
-    record: AbRecord, wanted: list[Case], executor: OwnExecutor, folder: RunFolder, say: Say, finished: Say
-) -> AbRecord:  # fmt: skip
-    """The record with what measuring fills in."""
+def _measure(
+    ledger: Ledger, wanted: list[Case], executor: OwnExecutor, folder: RunFolder, say: Say, finished: Say
+) -> None:  # fmt: skip
+    """Every problem, and then every winner once more."""
     from harness.ab.operands.arena import Arena
     from harness.engines.native.machine import open_probe, torch_device
 
-    config = record.config
+    config = ledger.record.config
     on = torch_device(config.device)
-    arena = Arena(wanted, record.dtype, executor.device, on, config.seed)
+    arena = Arena(wanted, ledger.record.dtype, executor.device, on, config.seed)
     probe = open_probe(ProbeConfig(reading_s=READING_S, survey_s=SURVEY_S), executor, say)
     with contextlib.closing(probe) if probe is not None else contextlib.nullcontext():
         if probe is not None:
             say("probe: looking for the fastest verified reader")
         report = None if probe is None else probe.survey(None)
         comparison = Comparison(config, arena, executor, probe, folder)
-        books = WaitBooks()
+        ledger.begin(probe=report, rotation_bytes=arena.num_bytes)
         rows: list[AbRow] = []
         for number, case in enumerate(wanted, 1):
             say(f"{case.role}: {case.label}")
             rows += comparison.rows(case)
+            ledger.enter(rows)
             finished(f"{number} of {len(wanted)} problems done: {case.role}: {case.label}")
         by_label = {case.label: case for case in wanted}
         for index, row in enumerate(rows):
             if row.outcome == "winner" and row.backend != config.compared_to:
                 say(f"once more, on fresh operands: {row.label} on {row.shape}")
                 rows[index] = comparison.confirmed(by_label[row.shape], row)
+                ledger.enter(rows)
                 finished(f"measured once more: {row.label} on {row.shape}")
-    waited = cpu_wait_frac([books.closed(repeat=0)]) if executor.device.kind == "cpu" else None
-    return record.model_copy(
-        update={
-            "status": "done", "probe": report, "rotation_bytes": arena.num_bytes, "rows": tuple(rows),
-            "cpu_wait_frac": waited,
-        }
-    )  # fmt: skip
+    ledger.enter(rows, status="done")
 
 
 def save_winners(record: AbRecord) -> Path:

@@ -63,7 +63,8 @@ def show(run: RunArgument, runs_dir: RunsDirOption = None, format: FormatOption 
         show_object(record.model_dump(mode="json"), format, lines, title=record.run_id)
         return
     if not isinstance(record, RunRecord):
-        show_object(record.model_dump(mode="json"), format, [*lines, ("record", str(folder))], title=record.run_id)
+        lines += [("problems", record.unfinished)] * bool(record.unfinished) + [("record", str(folder))]
+        show_object(record.model_dump(mode="json"), format, lines, title=record.run_id)
         if format is Format.table and record.rows:
             show_rows(ab_table(record.rows, is_unstable(record)), format)
             for line in lines_below(record):

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from harness.bench import derived_figures
 from harness.errors import ConfigError
 from harness.records import Record, append_event, list_runs, load_bench, load_events, write_record
+from harness.specs.ab import AbRecord
 from harness.specs.base import flattened
 from harness.specs.event import Event, TraceEvent
 from harness.specs.record import RunRecord
@@ -36,6 +37,8 @@ def _row(folder: Path, found: Record | ConfigError) -> dict[str, Any]:
         row |= {"verdict": analysis.verdict, "util_frac": analysis.util_frac, "tpot_s": analysis.tpot_s}
     if isinstance(found, RunRecord) and found.sweep is not None:
         row["note"] = f"sweep over {len(found.sweep.points)} values of {found.sweep.over}"
+    if isinstance(found, AbRecord):
+        row["note"] = "; ".join(filter(None, (row["note"], found.unfinished))) or None
     return row
 
 

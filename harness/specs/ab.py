@@ -194,6 +194,8 @@ class AbRecord(Frozen):
     rotation_bytes: NonNegativeInt | None = None
     """Memory that the operands rotate through."""
     prepare_s: NonNegativeFloat | None = None
+    num_problems: NonNegativeInt | None = None
+    """That were asked for: a comparison that was interrupted has rows of the finished ones. Null in older records."""
     left_out: tuple[str, ...] = ()
     """What the model's step does of this operation that no row is of, and why."""
     rows: tuple[AbRow, ...] = ()
@@ -201,3 +203,10 @@ class AbRecord(Frozen):
     """CPU: share of the time that other processes kept our threads from their cores, or that was stolen. Sides are
     interleaved, so ratios stand it; times and shares of the probe do not."""
     failure: Failure | None = None
+
+    @property
+    def unfinished(self) -> str:
+        """How far a comparison came that did not come to its end; empty of one that did."""
+        if self.status == "done" or self.num_problems is None:
+            return ""
+        return f"{len({row.shape for row in self.rows})} of {self.num_problems} problems finished"

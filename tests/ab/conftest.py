@@ -14,15 +14,18 @@ from harness.backends.registry import linear_backend, linear_backends
 
 def set_wait(monkeypatch: pytest.MonkeyPatch, waited_s: float) -> None:
     """Neighbours that take so much of every second, whatever else runs on the machine."""
-    from harness.ab import compare
+    from harness.ab import ledger
     from harness.specs.event import ContentionEvent, CpuWait
 
     class Books:
+        def open(self) -> None:
+            pass
+
         def closed(self, repeat: int) -> ContentionEvent:
             wait = CpuWait(queued_s=waited_s, others_s=waited_s, stolen_s=0.0)
             return ContentionEvent(repeat=repeat, wall_s=1.0, wait=wait)
 
-    monkeypatch.setattr(compare, "WaitBooks", Books)
+    monkeypatch.setattr(ledger, "WaitBooks", Books)
 
 
 @pytest.fixture

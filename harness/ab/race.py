@@ -87,6 +87,7 @@ class Race:
         """One sample; a side that raises is out, and one that keeps what it does not say or leaves a wrong result."""
         label, num_calls = side.row.label, self._num_calls(side, timing)
         places = [next(place) % len(side.launches) for _ in range(num_calls + 1)]
+        operands.mark(places[-1], self._sampler.calls_a_place)
         try:
             time_s, grown_bytes = self._seconds(side, places)
             timing.grown_bytes[label] += grown_bytes

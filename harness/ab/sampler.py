@@ -23,6 +23,11 @@ class Sampler:
         self._executor = executor
         self._on_cpu = executor.device.kind == "cpu"
 
+    @property
+    def calls_a_place(self) -> int:
+        """How often `seconds` makes each timed call: a graph is replayed once before its time counts."""
+        return 1 if self._on_cpu else 2
+
     def settle(self) -> None:
         """Returns when nothing of the side before runs any more. MeasurementError where its threads never sleep."""
         if not self._on_cpu:

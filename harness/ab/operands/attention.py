@@ -87,6 +87,9 @@ class AttentionOperands(AttentionPlaces):
     def renew(self) -> None:
         self._put(torch.empty_like(self._q).normal_(generator=self._random))
 
+    def mark(self, place: int, num_calls: int) -> None:
+        """What is right hangs on no call before."""
+
     def spot_fault(self, place: int) -> str:
         """Of one query on one key head, others each time."""
         p = self._problem

@@ -62,6 +62,10 @@ class Operands(Places, Protocol):
     def renew(self) -> None:
         """Other random inputs, before a block of samples: a result that was kept for the old ones would be wrong."""
 
+    def mark(self, place: int, num_calls: int) -> None:
+        """Before a sample that ends at a place and calls so often there, with the inputs as they are: `spot_fault` is
+        to know what is right then."""
+
     def spot_fault(self, place: int) -> str:
         """After a sample that ended at a place: what is wrong with a part of the result that it left, which is too
         small a part to make a sample dear. Empty where nothing is."""

@@ -68,6 +68,9 @@ class LinearOperands(LinearPlaces):
     def renew(self) -> None:
         self._put(self._normal(torch.empty_like(self._x)))
 
+    def mark(self, place: int, num_calls: int) -> None:
+        """What is right hangs on no call before."""
+
     def spot_fault(self, place: int) -> str:
         """Of rows all over the weight, others each time."""
         stride = max(1, self._problem.n // SPOT_ROWS)

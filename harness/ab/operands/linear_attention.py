@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.ab.operands.base import CHECKS, NUM_INPUTS, Bound, Watched, fill_places, poison, spread
+from harness.ab.operands.delta_spot import DeltaSpot, Head, exact64
 from harness.backends.base import DeltaInputs, DeltaState, DeltaWeights, Executor
 from harness.backends.check import first_fault
 from harness.kernel_reference import kernel_reference
@@ -89,10 +90,24 @@ class DeltaOperands(DeltaPlaces):
     def renew(self) -> None:
         self._put(self._random_inputs())
 
+    def mark(self, place: int, num_calls: int) -> None:
+        """One head there has fresh states: what all calls before left hangs on whoever made them. It is too small a
+        part of a place to keep a cache warm for the call."""
+        p, state = self._problem, DeltaState(self._convs[place], self._states[place])
+        number, token = (
+            int(torch.randint(count, (), generator=self._random, device=self._out.device))
+            for count in (p.num_value_heads, p.m)
+        )
+        head = Head.of(p, number, self._out.device)
+        state.recurrent[number].normal_(generator=self._random)
+        state.conv[:, head.channels] = state.conv[:, head.channels].normal_(generator=self._random)
+        inputs = DeltaInputs(*torch.split(self._inputs, self._widths, dim=1))
+        self._spot = DeltaSpot.work_out(inputs, self._weights, state, head, token, num_calls)
+
     def spot_fault(self, place: int) -> str:
-        """Nothing is known here: a place's result hangs on the state that all calls before left there, and a state is
-        the operand that a side may write."""
-        return ""
+        """Of one head, another each time: its states, and its output of one token."""
+        state = DeltaState(self._convs[place], self._states[place])
+        return self._spot.fault(self._out, state, self._roundings)
 
     def changed(self) -> str:
         return self._watched.changed()
@@ -121,12 +136,7 @@ class DeltaOperands(DeltaPlaces):
         place, reference = spread(self.num_places, index), kernel_reference("gated_delta_rule")
         conv, state = self._convs[place].clone(), self._states[place].clone()
         w = self._weights
-        weights = reference.Weights(*map(_exact, (w.conv, w.a_log, w.dt_bias, self._norm)), w.eps)
-        parts = [_exact(part) for part in torch.split(inputs, self._widths, dim=1)]
-        results = reference.gated_delta(*parts, weights, _exact(conv), _exact(state), self._problem.num_key_heads)
+        weights = reference.Weights(*map(exact64, (w.conv, w.a_log, w.dt_bias, self._norm)), w.eps)
+        parts = [exact64(part) for part in torch.split(inputs, self._widths, dim=1)]
+        results = reference.gated_delta(*parts, weights, exact64(conv), exact64(state), self._problem.num_key_heads)
         return inputs, conv, state, tuple(torch.from_numpy(result).to(inputs.device) for result in results)
-
-
-def _exact(tensor: Tensor) -> Any:
-    """float64, as the reference takes it."""
-    return tensor.double().cpu().numpy()

@@ -37,25 +37,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _bf16_products_of_the_interpreter() -> Iterator[None]:
-    """Triton 3.9's interpreter keeps bf16 as the integers of its bits, and its tl.dot multiplies those."""
+def _bf16_of_the_interpreter() -> Iterator[None]:
+    """As on a card. Triton 3.9's interpreter keeps bf16 as the integers of its bits: its tl.dot multiplies those, and
+    `.to(tl.bfloat16)` cuts them off. What a kernel asks to be cut off (fp_downcast_rounding) still is."""
     if not INTERPRETED or _why_skipped():
         yield
         return
     import numpy as np
+    import torch
     import triton.language as tl
     from triton.runtime import interpreter
 
     builder, widen = interpreter.InterpreterBuilder, interpreter._convert_float
-    dot = builder.create_dot
+    dot, cast = builder.create_dot, builder.cast_impl
 
     def values(handle):
         if handle.dtype.scalar != tl.bfloat16:
             return handle
         return interpreter.TensorHandle(widen(handle.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32)
 
+    def rounded(self, handle, kind):
+        if (handle.dtype.scalar, kind.scalar) != (tl.float32, tl.bfloat16):
+            return cast(self, handle, kind)
+        nearest = torch.from_numpy(np.ascontiguousarray(handle.data)).to(torch.bfloat16)
+        return interpreter.TensorHandle(nearest.view(torch.uint16).numpy(), tl.bfloat16)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "create_dot", lambda self, a, b, *rest: dot(self, values(a), values(b), *rest))
+        patch.setattr(builder, "cast_impl", rounded)
         yield
 
 

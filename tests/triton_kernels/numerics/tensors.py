@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTYPES = ("bfloat16", "float16", "float32")
-# Of a stored value, relative to it. Triton's interpreter cuts bf16 off instead of rounding it: a whole last place.
-ULP = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-21}
+# Of a stored value, relative to it: half of the last place, so that bf16 or fp16 that is cut off shows; of fp32, which
+# is summed in an order of its own, more.
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-21}
 SCORE_ERROR = 2.0**-20
 """What attention may err by beside its rounding: scores are sums of fp32 products in an order that is the interpreter's
 BLAS's, off by some 2^-24 of their terms, and so, relatively, are weights; values are of size 1."""

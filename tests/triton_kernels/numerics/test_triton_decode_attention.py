@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tensors import DTYPES, SCORE_ERROR, ULP, Guarded, assert_close, exact, normals
+from tensors import DTYPES, ROUNDING, SCORE_ERROR, Guarded, assert_close, exact, normals
 
 OP = "decode_attention"
 BLOCK_SIZE = 16
@@ -51,7 +51,7 @@ def check(kernels, reference, device, dtype, contexts, group, head_dim, config, 
         ]
     )
     # Weights are rounded to the storage type for the matrix cores, where several rows share a key: one more rounding.
-    assert_close(out.result(), expected, ULP[dtype] * (1 + np.abs(expected)) + SCORE_ERROR)
+    assert_close(out.result(), expected, ROUNDING[dtype] * (1 + np.abs(expected)) + SCORE_ERROR)
     np.testing.assert_array_equal(out_paged.result(), out.result())
 
 

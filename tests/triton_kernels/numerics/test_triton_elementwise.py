@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tensors import DTYPES, ULP, Guarded, assert_close, exact, normals, strided
+from tensors import DTYPES, ROUNDING, Guarded, assert_close, exact, normals, strided
 
 OP = "elementwise"
 EPS = 1e-5
@@ -19,7 +19,7 @@ def test_rmsnorm(kernels, reference, device, dtype, width, centered):
     out = Guarded((3, width), dtype, device)
     kernels.bind_rmsnorm(x, weight, EPS, centered, out.tensor, kernels.CONFIGS[0])()
     expected = reference.rmsnorm(exact(x), exact(weight) + centered, EPS)
-    assert_close(out.result(), expected, 2 * ULP[dtype] * np.abs(expected))
+    assert_close(out.result(), expected, 2 * ROUNDING[dtype] * np.abs(expected))
 
 
 @dtypes
@@ -32,9 +32,9 @@ def test_add_rmsnorm(kernels, reference, device, dtype, width):
     kernels.bind_add_rmsnorm(residual.tensor, delta, weight, EPS, False, out.tensor, kernels.CONFIGS[0])()
     total = residual.result()
     wanted = exact(before) + exact(delta)
-    assert_close(total, wanted, ULP[dtype] * np.abs(wanted))
+    assert_close(total, wanted, ROUNDING[dtype] * np.abs(wanted))
     expected = reference.rmsnorm(total, exact(weight), EPS)
-    assert_close(out.result(), expected, 2 * ULP[dtype] * np.abs(expected))
+    assert_close(out.result(), expected, 2 * ROUNDING[dtype] * np.abs(expected))
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -60,7 +60,7 @@ def test_silu_mul(kernels, reference, device, dtype, width):
     out = Guarded((3, width), dtype, device)
     kernels.bind_silu_mul(gate, up, out.tensor, kernels.CONFIGS[0])()
     expected = reference.silu_mul(exact(gate), exact(up))
-    assert_close(out.result(), expected, 2 * ULP[dtype] * np.abs(expected))
+    assert_close(out.result(), expected, 2 * ROUNDING[dtype] * np.abs(expected))
 
 
 @dtypes
@@ -70,7 +70,7 @@ def test_sigmoid_mul(kernels, reference, device, dtype, head_dim):
     x = Guarded((2, 3, head_dim), dtype, device, before)
     kernels.bind_sigmoid_mul(x.tensor, gate, kernels.CONFIGS[0])()
     expected = reference.sigmoid_mul(exact(before), exact(gate))
-    assert_close(x.result(), expected, 2 * ULP[dtype] * np.abs(expected))
+    assert_close(x.result(), expected, 2 * ROUNDING[dtype] * np.abs(expected))
 
 
 def check_qk(kernels, reference, device, dtype, head_dim, half, norm, config, *, m=3, context=7):
@@ -101,7 +101,7 @@ def check_qk(kernels, reference, device, dtype, head_dim, half, norm, config, *,
         (q_out.result(), expected(q, weights[0])),
         (caches[0].result()[:, rows].swapaxes(0, 1), expected(k, weights[1])),
     ):
-        assert_close(actual, wanted, 4 * ULP[dtype] * (1 + np.abs(wanted)))
+        assert_close(actual, wanted, 4 * ROUNDING[dtype] * (1 + np.abs(wanted)))
     np.testing.assert_array_equal(caches[1].result()[:, rows].swapaxes(0, 1), exact(v))
     for cache in caches:
         rest = np.delete(cache.result(), np.r_[rows], axis=1)
@@ -129,7 +129,7 @@ def test_every_config(kernels, reference, device, index):
     gate, up, out = (normals((2, 5000), "bfloat16", device, seed) for seed in (1, 2, 3))
     kernels.bind_silu_mul(gate, up, out, config)()
     expected = reference.silu_mul(exact(gate), exact(up))
-    assert_close(exact(out), expected, 2 * ULP["bfloat16"] * np.abs(expected))
+    assert_close(exact(out), expected, 2 * ROUNDING["bfloat16"] * np.abs(expected))
 
 
 def test_what_the_kernels_do_not_take(kernels, device):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from native_engines import opened, tiny_config
-from tensors import DTYPES, ULP, assert_close, exact, normals, strided
+from tensors import DTYPES, ROUNDING, assert_close, exact, normals, strided
 
 EPS = 1e-5
 
@@ -25,7 +25,7 @@ def copied(argument):
 def check(operation: str, *arguments) -> None:
     """Every tensor, operands and outputs, is after torch's launch and after Triton's the same but for the last place.
 
-    fp16 shows where values are rounded, since nearly all are then equal; the interpreter cuts bf16 off each time.
+    The half types show where values are rounded, since nearly all are then equal.
     """
     import torch
 
@@ -39,9 +39,12 @@ def check(operation: str, *arguments) -> None:
         if isinstance(found, torch.Tensor):
             assert torch.equal(found.isnan(), wanted.isnan()), "written at another place"
             values = exact(wanted.nan_to_num())
-            ulp = ULP[str(wanted.dtype).removeprefix("torch.")] if wanted.is_floating_point() else 0.0
-            assert_close(exact(found.nan_to_num()), values, 3 * ulp * (1 + np.abs(values)))
-            assert wanted.dtype != torch.float16 or np.mean(exact(found.nan_to_num()) != values) < 0.02
+            rounding = ROUNDING[str(wanted.dtype).removeprefix("torch.")] if wanted.is_floating_point() else 0.0
+            assert_close(exact(found.nan_to_num()), values, 3 * rounding * (1 + np.abs(values)))
+            assert (
+                wanted.dtype not in (torch.bfloat16, torch.float16)
+                or np.mean(exact(found.nan_to_num()) != values) < 0.02
+            )
 
 
 def poison(*shape, dtype, device):

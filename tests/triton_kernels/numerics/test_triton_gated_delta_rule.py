@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tensors import DTYPES, Guarded, assert_close, exact, normals, strided
+from tensors import DTYPES, ROUNDING, Guarded, assert_close, exact, normals, strided
 
 OP = "gated_delta_rule"
-# Of single values and of the root of mean squares. Rounded inputs of a state that nearly cancels are far off, and the
-# norm makes what is small large: of the half types single values may err, the whole may not.
-TOLERANCE = {"bfloat16": 0.2, "float16": 0.02, "float32": 2e-5}
-RMS_TOLERANCE = {"bfloat16": 0.02, "float16": 0.002, "float32": 4e-6}
+# Of single values and of the root of mean squares. The reference rounds where the kernels do: sums beside a tie may go
+# either way, and what nearly cancels, or passes more roundings, is then some places off; all that are cut off are more.
+TOLERANCE = {"bfloat16": 0.03, "float16": 0.004, "float32": 2e-5}
+RMS_TOLERANCE = {"bfloat16": ROUNDING["bfloat16"], "float16": ROUNDING["float16"], "float32": 4e-6}
 SHAPES = [(2, 2, 32, 48, 4), (2, 3, 48, 32, 4), (3, 1, 16, 16, 2), (1, 2, 128, 128, 4)]
 
 
@@ -56,10 +56,13 @@ def run(kernels, device, case, bind, config, rows=slice(None), before=None):
 
 
 def check(reference, case, out, conv, state):
+    import torch
+
     weights = [weight if isinstance(weight, float) else exact(weight) for weight in case.weights]
     expected, conv_after, state_after = reference.gated_delta(
-        *map(exact, case.inputs), reference.Weights(*weights), *map(exact, case.before), case.key_heads
-    )
+        *map(exact, case.inputs), reference.Weights(*weights), *map(exact, case.before), case.key_heads,
+        lambda x: x if case.dtype == "float32" else exact(torch.tensor(x).to(getattr(torch, case.dtype))),
+    )  # fmt: skip
     tolerance, expected = TOLERANCE[case.dtype], expected.reshape(case.out_shape)
     assert_close(exact(out), expected, tolerance * (1 + np.abs(expected)))
     assert np.linalg.norm(exact(out) - expected) <= RMS_TOLERANCE[case.dtype] * np.linalg.norm(expected)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tensors import DTYPES, ULP, Guarded, assert_close, exact, normals, strided
+from tensors import DTYPES, ROUNDING, Guarded, assert_close, exact, normals, strided
 
 OP = "gemv"
 
@@ -19,7 +19,7 @@ def check(kernels, reference, device, dtype, m, n, k, config, *, has_bias=True):
     np.testing.assert_array_equal(out.result(), first)
     expected = reference.gemv(exact(x), exact(weight), None if bias is None else exact(bias))
     terms = np.abs(exact(x)) @ np.abs(exact(weight)).T
-    assert_close(first[:, :n], expected, ULP[dtype] * np.abs(expected) + 2.0**-21 * terms)
+    assert_close(first[:, :n], expected, ROUNDING[dtype] * np.abs(expected) + 2.0**-21 * terms)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tensors import DTYPES, SCORE_ERROR, ULP, Guarded, assert_close, exact, normals
+from tensors import DTYPES, ROUNDING, SCORE_ERROR, Guarded, assert_close, exact, normals
 
 OP = "prefill_attention"
 
@@ -19,7 +19,7 @@ def check(kernels, reference, device, dtype, m, context, group, head_dim, config
     out = Guarded((m, heads, head_dim), dtype, device)
     kernels.bind_prefill(q, keys, values, filled, out.tensor, config)()
     expected = reference.prefill_attention(exact(q), exact(keys), exact(values), context)
-    assert_close(out.result(), expected, ULP[dtype] * (1 + np.abs(expected)) + SCORE_ERROR)
+    assert_close(out.result(), expected, ROUNDING[dtype] * (1 + np.abs(expected)) + SCORE_ERROR)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
